@@ -1,0 +1,1 @@
+"""What several services speak: messages, configuration, text, the Redis schema, telemetry names."""

