@@ -1,0 +1,276 @@
+"""One engine, as seen by this gateway: a socket, its task, and the requests that run there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from gateway.mailbox import Mailbox
+from shared.identifiers import EngineEpoch, EngineId, GatewayId, RequestId
+from shared.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Bye,
+    Dead,
+    EngineHello,
+    EngineLoad,
+    FromEngine,
+    FromGateway,
+    GatewayHello,
+    Heartbeat,
+    ModelCard,
+    ProtocolError,
+    Reject,
+    StepResult,
+    Submit,
+    decode,
+    encode,
+)
+from shared.redis_schema import EngineRecord
+from shared.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+SILENCE_LIMIT_S = 5.0  # an engine sends a heartbeat every half second
+SEND_HIGH_WATER_MARK = 10_000
+RECEIVE_HIGH_WATER_MARK = 100_000
+STALL_LIMIT_S = 30.0  # work is queued and no step was finished for so long: something is wrong
+EXPECTED_OUTPUT_TOKENS = 256  # what a request is taken to generate when it may generate more
+
+
+class EngineLostError(Exception):
+    """The engine died or fell silent; what ran there is lost."""
+
+
+class EngineRejectedError(Exception):
+    def __init__(self, reject: Reject) -> None:
+        super().__init__(reject.message)
+        self.reject = reject
+
+
+class LinkState(enum.Enum):
+    CONNECTING = enum.auto()
+    READY = enum.auto()
+    DRAINING = enum.auto()  # runs what it has, takes nothing new
+    LOST = enum.auto()
+
+
+class _Running:
+    """A sequence that runs on this engine, and what it weighs in balancing."""
+
+    __slots__ = ("cost_tokens", "mailbox")
+
+    def __init__(self, mailbox: Mailbox, cost_tokens: int) -> None:
+        self.mailbox = mailbox
+        self.cost_tokens = cost_tokens
+
+
+def cost_of(num_prompt_tokens: int, max_tokens: int) -> int:
+    """Tokens that a request is expected to cost, before anything is known about its answer."""
+    return num_prompt_tokens + min(max_tokens, EXPECTED_OUTPUT_TOKENS)
+
+
+class EngineLink:
+    """Owns the DEALER socket. `run` is its only reader and ends when the engine is lost.
+
+    A link serves one epoch of an engine. It does not reconnect: a restarted engine knows nothing of
+    our requests, so it gets a new link and the old one fails them.
+    """
+
+    def __init__(
+        self,
+        record: EngineRecord,
+        context: zmq.asyncio.Context,
+        gateway_id: GatewayId,
+        known_bundles: list[str],
+        load_tokenizer: Callable[[EngineHello], Awaitable[Tokenizer]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine_id: EngineId = record.engine_id
+        self.epoch: EngineEpoch = record.epoch
+        self.model: str = record.model
+        self.state = LinkState.CONNECTING
+        self.load: EngineLoad | None = None
+        self.outstanding_tokens = 0  # of this gateway's requests
+        self._card: ModelCard | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._load_tokenizer = load_tokenizer
+        self._clock = clock
+        self._heard_at = clock()
+        self._progressed_at = clock()
+        self._running: dict[RequestId, _Running] = {}
+        self._socket = _dealer(context, gateway_id, record.address)
+        self._hello = GatewayHello(PROTOCOL_VERSION, gateway_id, known_bundles)
+
+    @property
+    def card(self) -> ModelCard:
+        assert self._card is not None, "only a link that has been ready has a model card"
+        return self._card
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        assert self._tokenizer is not None, "only a link that has been ready has a tokenizer"
+        return self._tokenizer
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._running)
+
+    @property
+    def load_tokens(self) -> int:
+        """Work that waits here, in tokens: ours at once, that of other gateways as last reported."""
+        reported = self.load.outstanding_tokens if self.load is not None else 0
+        return max(self.outstanding_tokens, reported)
+
+    @property
+    def is_stalled(self) -> bool:
+        return self._clock() - self._progressed_at > STALL_LIMIT_S
+
+    def submit(self, message: Submit, mailbox: Mailbox) -> None:
+        """Starts a sequence. Its updates go to the mailbox until it ends or is aborted."""
+        assert self.state is LinkState.READY, f"submit to an engine that is {self.state.name}"
+        cost = cost_of(len(message.prompt_token_ids), message.sampling.max_tokens)
+        self._running[message.request_id] = _Running(mailbox, cost)
+        self.outstanding_tokens += cost
+        self._send(message)
+
+    def abort(self, request_ids: list[RequestId]) -> None:
+        """Ends those of the sequences that still run here; idempotent."""
+        running = [request_id for request_id in request_ids if self._forget(request_id)]
+        if running and self.state is not LinkState.LOST:
+            self._send(Abort(running))
+
+    async def run(self) -> None:
+        """Serves the link until the engine is lost, then fails what still ran."""
+        reason = "the link was closed"
+        try:
+            self._send(self._hello)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._receive())
+                tasks.create_task(self._watch_connection())
+                tasks.create_task(self._watch_silence())
+        except* EngineLostError as group:
+            reason = str(group.exceptions[0])
+        finally:
+            self._close(reason)
+
+    async def _receive(self) -> None:
+        while True:
+            frames = await self._socket.recv_multipart()
+            self._heard_at = self._clock()
+            try:
+                message = decode(frames)
+            except ProtocolError as error:
+                raise EngineLostError(f"it does not speak our protocol: {error}") from error
+            await self._handle(message)
+
+    async def _handle(self, message: FromEngine | FromGateway) -> None:
+        match message:
+            case StepResult():
+                self._note(message.load)
+                for update in message.updates:
+                    running = self._running.get(update.request_id)
+                    if running is None:
+                        continue  # aborted while this was on its way
+                    running.mailbox.put(update)
+                    if update.finish_reason is not None:
+                        self._forget(update.request_id)
+            case Heartbeat():
+                self._note(message.load)
+            case Reject():
+                running = self._running.get(message.request_id)
+                if running is not None:
+                    self._forget(message.request_id)
+                    running.mailbox.fail(EngineRejectedError(message))
+            case EngineHello():
+                await self._greet(message)
+            case Bye():
+                self.state = LinkState.DRAINING
+            case Dead():
+                raise EngineLostError(f"it died: {message.reason}")
+            case _:
+                raise EngineLostError(f"it sent a {type(message).__name__}, which only gateways send")
+
+    def _note(self, load: EngineLoad) -> None:
+        is_idle = load.num_running + load.num_waiting == 0
+        if is_idle or self.load is None or load.num_steps > self.load.num_steps:
+            self._progressed_at = self._clock()
+        self.load = load
+
+    async def _greet(self, hello: EngineHello) -> None:
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise EngineLostError(f"it speaks protocol version {hello.protocol_version}")
+        if hello.epoch != self.epoch:
+            raise EngineLostError("it was restarted before we connected")
+        self._card = hello.model
+        self._tokenizer = await self._load_tokenizer(hello)
+        self.state = LinkState.READY
+        logger.info("engine %s (epoch %s) is ready for %s", self.engine_id, self.epoch, self.model)
+
+    async def _watch_connection(self) -> None:
+        """Hears at once when the engine's end of the connection closes, as after kill -9."""
+        monitor: Any = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        try:
+            while True:
+                event = parse_monitor_message(await monitor.recv_multipart())
+                if event["event"] == zmq.EVENT_DISCONNECTED:
+                    raise EngineLostError("its connection was closed")
+        finally:
+            self._socket.disable_monitor()
+
+    async def _watch_silence(self) -> None:
+        """Notices an engine that is stopped or cut off, whose connection stays open."""
+        while True:
+            await asyncio.sleep(SILENCE_LIMIT_S / 5)
+            if self._clock() - self._heard_at > SILENCE_LIMIT_S:
+                raise EngineLostError(f"nothing was heard from it for {SILENCE_LIMIT_S:.0f} s")
+
+    def _send(self, message: FromGateway) -> None:
+        # DEALER keeps the order. At the high-water mark the future waits, which happens only when
+        # the engine reads nothing; the silence watch then ends the link.
+        future = cast("asyncio.Future[Any]", self._socket.send_multipart(encode(message)))
+        future.add_done_callback(_retrieve)
+
+    def _forget(self, request_id: RequestId) -> bool:
+        running = self._running.pop(request_id, None)
+        if running is None:
+            return False
+        self.outstanding_tokens -= running.cost_tokens
+        return True
+
+    def _close(self, reason: str) -> None:
+        if self.state is not LinkState.LOST:
+            logger.warning("engine %s (epoch %s) is lost: %s", self.engine_id, self.epoch, reason)
+        self.state = LinkState.LOST
+        for running in self._running.values():
+            running.mailbox.fail(EngineLostError(f"engine {self.engine_id} was lost: {reason}"))
+        self._running.clear()
+        self.outstanding_tokens = 0
+        with contextlib.suppress(zmq.ZMQError):  # closing twice
+            self._socket.close(linger=0)
+
+
+def _dealer(context: zmq.asyncio.Context, gateway_id: GatewayId, address: str) -> zmq.asyncio.Socket:
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, gateway_id.encode())
+    socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.connect(address)
+    return socket
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Takes note of a send that was cancelled by the close of its socket; the close has told everybody."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,112 @@
+"""What a client is told when something goes wrong, in OpenAI's error shape."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from shared.errors import UserError
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    `retry_after_s` is set exactly when trying again later can help; the official clients read both
+    headers that follow from it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self._extra_headers = headers or {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        if self.retry_after_s is None:
+            return {"x-should-retry": "false", **self._extra_headers}
+        # Whole seconds, rounded up: a client that obeys must not come a moment too early.
+        return {"Retry-After": str(max(1, math.ceil(self.retry_after_s))), **self._extra_headers}
+
+
+def invalid_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, kind="invalid_request_error", code=code, param=param)
+
+
+def from_user_error(error: UserError) -> ApiError:
+    return invalid_request(error.message, error.param)
+
+
+def context_length_exceeded(message: str, param: str) -> ApiError:
+    return invalid_request(message, param, "context_length_exceeded")
+
+
+def invalid_api_key(message: str) -> ApiError:
+    return ApiError(401, message, kind="authentication_error", code="invalid_api_key")
+
+
+def permission_denied(message: str, param: str | None = None) -> ApiError:
+    return ApiError(403, message, kind="permission_error", code="permission_denied", param=param)
+
+
+def model_not_found(name: str) -> ApiError:
+    return ApiError(
+        404,
+        f"The model {name!r} does not exist.",
+        kind="invalid_request_error",
+        code="model_not_found",
+        param="model",
+    )
+
+
+def too_large(max_body_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        f"The request body is larger than {max_body_bytes} bytes.",
+        kind="invalid_request_error",
+        code="request_too_large",
+    )
+
+
+def rate_limited(message: str, retry_after_s: float) -> ApiError:
+    return ApiError(
+        429, message, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_s=retry_after_s
+    )
+
+
+def overloaded(message: str) -> ApiError:
+    return ApiError(429, message, kind="rate_limit_error", code="overloaded", retry_after_s=1.0)
+
+
+def upstream_error(message: str) -> ApiError:
+    return ApiError(502, message, kind="api_error", code="upstream_error", retry_after_s=1.0)
+
+
+def unavailable(message: str, retry_after_s: float = 2.0) -> ApiError:
+    return ApiError(503, message, kind="api_error", code="unavailable", retry_after_s=retry_after_s)
+
+
+def timed_out(message: str) -> ApiError:
+    return ApiError(504, message, kind="api_error", code="timeout", retry_after_s=1.0)
+
+
+def internal_error() -> ApiError:
+    return ApiError(500, "The server had an error.", kind="api_error", code="internal_error")

@@ -1,0 +1,135 @@
+"""One HTTP request and its answer: identity, span, error shape and counters around every handler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+from opentelemetry import trace
+
+from gateway.errors import ApiError, from_user_error, internal_error
+from gateway.services import Services
+from shared.errors import UserError
+from shared.telemetry import SpanAttribute, SpanName, extract
+
+logger = logging.getLogger(__name__)
+
+
+CLIENT_LEFT = 499  # in logs and metrics only, as nginx has it
+_ACCEPTABLE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+_METHODS = frozenset(("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"))
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What belongs to one HTTP request."""
+
+    request_id: str  # the client's, if it is fit to be echoed; never used inside
+    span: trace.Span
+    arrived_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"x-request-id": self.request_id}
+
+
+def exchange_of(request: web.Request) -> Exchange:
+    exchange: Exchange = request["exchange"]
+    return exchange
+
+
+def exchange_middleware(services: Services) -> Middleware:
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("x-request-id", "")
+        request_id = given if _ACCEPTABLE_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        span = _start_span(request, services)
+        exchange = request["exchange"] = Exchange(request_id, span)
+        status = 500
+        try:
+            response = await handler(request)
+        except asyncio.CancelledError:  # the client left; see handler_cancellation in gateway/main.py
+            status = CLIENT_LEFT
+            raise
+        except Exception as error:  # the last place where an answer can still be made
+            response = _answer(error, exchange)
+            status = response.status
+        else:
+            status = response.status
+        finally:
+            method = request.method if request.method in _METHODS else "other"
+            services.metrics.http_requests.labels(_route_template(request), method, str(status)).inc()
+            span.set_attribute(SpanAttribute.HTTP_STATUS, status)
+            if status >= 500:
+                span.set_status(trace.StatusCode.ERROR)
+            span.end()
+        if not response.prepared:
+            response.headers.update(exchange.headers)
+        return response
+
+    return middleware
+
+
+def _start_span(request: web.Request, services: Services) -> trace.Span:
+    if not services.tracing.enabled:
+        return trace.INVALID_SPAN
+    carrier = {
+        name: request.headers[name] for name in ("traceparent", "tracestate") if name in request.headers
+    }
+    return services.tracing.tracer.start_span(
+        SpanName.HTTP_REQUEST,
+        context=extract(carrier),
+        kind=trace.SpanKind.SERVER,
+        attributes={
+            SpanAttribute.HTTP_METHOD: request.method,
+            SpanAttribute.HTTP_ROUTE: _route_template(request),
+        },
+    )
+
+
+def _route_template(request: web.Request) -> str:
+    """Never the path itself: scanners would make a time series of each one they try."""
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else "other"
+
+
+def _answer(error: Exception, exchange: Exchange) -> web.Response:
+    if isinstance(error, UserError):
+        error = from_user_error(error)
+    elif isinstance(error, web.HTTPException):
+        error = _from_http_exception(error)
+    elif not isinstance(error, ApiError):
+        logger.error("request %s failed", exchange.request_id, exc_info=error)
+        exchange.span.record_exception(error)
+        error = internal_error()
+    assert isinstance(error, ApiError), "every branch above made one"
+    if error.code is not None:
+        exchange.span.set_attribute(SpanAttribute.ERROR_TYPE, error.code)
+    return web.Response(
+        status=error.status,
+        body=msgspec.json.encode(error.body),
+        content_type="application/json",
+        headers=error.headers,
+    )
+
+
+def _from_http_exception(error: web.HTTPException) -> ApiError:
+    """aiohttp's own refusals (no such route, wrong method, a body it cannot parse) in OpenAI's shape."""
+    code = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}.get(error.status)
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+    return ApiError(
+        error.status,
+        {404: "There is no such URL.", 405: "This URL does not take that method."}.get(
+            error.status, error.reason
+        ),
+        kind="invalid_request_error" if error.status < 500 else "api_error",
+        code=code,
+        headers=headers,
+    )

@@ -1,0 +1,113 @@
+"""What /metrics shows. Engine figures carry vLLM's names, so that its dashboards and scalers work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.engine_link import EngineLink, LinkState
+from shared.messages import EngineLoad
+from shared.metrics import INTER_TOKEN_BUCKETS_S, REQUEST_BUCKETS_S, TTFT_BUCKETS_S
+
+ENGINE_LABELS = ("model_name", "engine")
+
+
+class GatewayMetrics:
+    """Counters of one gateway, in a registry of their own. Labels only ever hold configured names."""
+
+    def __init__(self, links: Callable[[], Iterable[EngineLink]], policy_version: Callable[[], int]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(links))
+        self.http_requests = Counter(
+            "headrace_http_requests", "Answers by route template and status.",
+            ("route", "method", "status"), registry=self._registry,
+        )  # fmt: skip
+        self.requests_in_flight = Gauge(
+            "headrace_requests_in_flight", "Generation requests between arrival and last byte.",
+            registry=self._registry,
+        )  # fmt: skip
+        self.variant_requests = Counter(
+            "headrace_variant_requests", "Generation requests by route and variant.",
+            ("route", "variant"), registry=self._registry,
+        )  # fmt: skip
+        self.placements = Counter(
+            "headrace_placements", "Why requests went to the engine they went to.",
+            ("model_name", "reason"), registry=self._registry,
+        )  # fmt: skip
+        self.success = Counter(
+            "vllm:request_success", "Finished choices.",
+            (*ENGINE_LABELS, "finished_reason"), registry=self._registry,
+        )  # fmt: skip
+        self.time_to_first_token = Histogram(
+            "vllm:time_to_first_token_seconds", "From the arrival of a request to its first token.",
+            ENGINE_LABELS, buckets=TTFT_BUCKETS_S, registry=self._registry,
+        )  # fmt: skip
+        self.inter_token_latency = Histogram(
+            "vllm:inter_token_latency_seconds", "Between two updates of one request.",
+            ENGINE_LABELS, buckets=INTER_TOKEN_BUCKETS_S, registry=self._registry,
+        )  # fmt: skip
+        self.e2e_latency = Histogram(
+            "vllm:e2e_request_latency_seconds", "From the arrival of a request to its last token.",
+            ENGINE_LABELS, buckets=REQUEST_BUCKETS_S, registry=self._registry,
+        )  # fmt: skip
+        version = Gauge(
+            "headrace_policy_version", "Version of the tenants and routes in force.", registry=self._registry
+        )
+        version.set_function(policy_version)
+
+    def exposition(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _EngineCollector(Collector):
+    """Engine figures as last reported by the engines themselves."""
+
+    GAUGES: dict[str, tuple[str, Callable[[EngineLoad], float]]] = {  # noqa: RUF012 - a constant
+        "vllm:num_requests_running": ("Sequences in the running batch.", lambda load: load.num_running),
+        "vllm:num_requests_waiting": ("Sequences that wait.", lambda load: load.num_waiting),
+        "vllm:kv_cache_usage_perc": (
+            "Share of KV blocks in use, 0 to 1.",
+            lambda load: 1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0,
+        ),
+        "headrace_engine_outstanding_tokens": (
+            "Tokens still to be computed for accepted requests.",
+            lambda load: load.outstanding_tokens,
+        ),
+    }
+    COUNTERS: dict[str, tuple[str, Callable[[EngineLoad], float]]] = {  # noqa: RUF012 - a constant
+        "vllm:num_preemptions": ("Sequences put back for lack of blocks.", lambda load: load.num_preemptions),
+        "vllm:prompt_tokens": ("Prompt tokens computed.", lambda load: load.prompt_tokens),
+        "vllm:generation_tokens": ("Tokens generated.", lambda load: load.generation_tokens),
+        "vllm:prefix_cache_queries": (
+            "Tokens looked up in the prefix cache.",
+            lambda load: load.prefix_cache_queries,
+        ),
+        "vllm:prefix_cache_hits": ("Tokens found there.", lambda load: load.prefix_cache_hits),
+        "headrace_engine_steps": ("Forward passes.", lambda load: load.num_steps),
+    }
+
+    def __init__(self, links: Callable[[], Iterable[EngineLink]]) -> None:
+        self._links = links
+
+    def collect(self) -> Iterator[Metric]:
+        links = list(self._links())
+        up = GaugeMetricFamily(
+            "headrace_engine_up", "1 while an engine takes requests.", labels=ENGINE_LABELS
+        )
+        for link in links:
+            up.add_metric([link.model, link.engine_id], float(link.state is LinkState.READY))
+        yield up
+        reported = [(link, link.load) for link in links if link.load is not None]
+        for name, (text, value) in self.GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=ENGINE_LABELS)
+            for link, load in reported:
+                gauge.add_metric([link.model, link.engine_id], value(load))
+            yield gauge
+        for name, (text, value) in self.COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=ENGINE_LABELS)
+            for link, load in reported:
+                counter.add_metric([link.model, link.engine_id], value(load))
+            yield counter

@@ -1,0 +1,117 @@
+"""The JSON of an answer, whole or in chunks, for chat and for plain completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gateway.generation import TextDelta, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerIdentity:
+    """What every part of one answer repeats."""
+
+    answer_id: str
+    model: str  # the name that the client asked for
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+class AnswerFormat(Protocol):
+    """The JSON of an answer, whole or in chunks."""
+
+    def chunk(
+        self, identity: AnswerIdentity, delta: TextDelta, *, is_first: bool
+    ) -> list[dict[str, Any]]: ...
+
+    def usage_chunk(self, identity: AnswerIdentity, usage: Usage) -> dict[str, Any]: ...
+
+    def whole(
+        self, identity: AnswerIdentity, texts: Sequence[str], finish_reasons: Sequence[str], usage: Usage
+    ) -> dict[str, Any]: ...
+
+
+def usage_fields(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+class ChatFormat:
+    def chunk(self, identity: AnswerIdentity, delta: TextDelta, *, is_first: bool) -> list[dict[str, Any]]:
+        fields: dict[str, Any] = {"role": "assistant", "content": ""} if is_first else {}
+        if delta.text or is_first:
+            fields["content"] = delta.text
+        chunks = [self._chunk(identity, delta.index, fields, None)] if fields else []
+        if delta.finish_reason is not None:
+            chunks.append(self._chunk(identity, delta.index, {}, delta.finish_reason))
+        return chunks
+
+    def usage_chunk(self, identity: AnswerIdentity, usage: Usage) -> dict[str, Any]:
+        return {**self._head(identity), "choices": [], "usage": usage_fields(usage)}
+
+    def whole(
+        self, identity: AnswerIdentity, texts: Sequence[str], finish_reasons: Sequence[str], usage: Usage
+    ) -> dict[str, Any]:
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": text, "refusal": None},
+                "logprobs": None,
+                "finish_reason": finish_reason,
+            }
+            for index, (text, finish_reason) in enumerate(zip(texts, finish_reasons, strict=True))
+        ]
+        head = {**self._head(identity), "object": "chat.completion"}
+        return {**head, "choices": choices, "usage": usage_fields(usage)}
+
+    def _chunk(
+        self, identity: AnswerIdentity, index: int, fields: dict[str, Any], finish_reason: str | None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": fields, "logprobs": None, "finish_reason": finish_reason}
+        return {**self._head(identity), "choices": [choice]}
+
+    def _head(self, identity: AnswerIdentity) -> dict[str, Any]:
+        return {
+            "id": identity.answer_id,
+            "object": "chat.completion.chunk",
+            "created": identity.created,
+            "model": identity.model,
+        }
+
+
+class CompletionFormat:
+    def chunk(self, identity: AnswerIdentity, delta: TextDelta, *, is_first: bool) -> list[dict[str, Any]]:
+        if not (delta.text or delta.finish_reason or is_first):
+            return []
+        return [
+            {**self._head(identity), "choices": [self._choice(delta.index, delta.text, delta.finish_reason)]}
+        ]
+
+    def usage_chunk(self, identity: AnswerIdentity, usage: Usage) -> dict[str, Any]:
+        return {**self._head(identity), "choices": [], "usage": usage_fields(usage)}
+
+    def whole(
+        self, identity: AnswerIdentity, texts: Sequence[str], finish_reasons: Sequence[str], usage: Usage
+    ) -> dict[str, Any]:
+        choices = [
+            self._choice(index, text, finish_reason)
+            for index, (text, finish_reason) in enumerate(zip(texts, finish_reasons, strict=True))
+        ]
+        return {**self._head(identity), "choices": choices, "usage": usage_fields(usage)}
+
+    def _choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+    def _head(self, identity: AnswerIdentity) -> dict[str, Any]:
+        return {
+            "id": identity.answer_id,
+            "object": "text_completion",
+            "created": identity.created,
+            "model": identity.model,
+        }

@@ -1,0 +1,81 @@
+"""The generating endpoints: what chat and plain completions differ in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from gateway.affinity import conversation_hash, prompt_hash
+from gateway.errors import invalid_request
+from gateway.generation import Prompt
+from gateway.openai.answer import AnswerFormat, ChatFormat, CompletionFormat
+from gateway.openai.sampling import check_token_ids
+from gateway.openai.schema import ChatCompletionBody, CompletionBody, GenerationBody
+from shared.messages import ModelCard
+from shared.tokenizer import Tokenizer
+
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+BodyT_contra = TypeVar("BodyT_contra", bound=GenerationBody, contravariant=True)
+
+
+class _Encode(Protocol[BodyT_contra]):
+    def __call__(
+        self, body: BodyT_contra, tokenizer: Tokenizer, card: ModelCard, cache_salt: str
+    ) -> list[Prompt]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationApi(Generic[BodyT]):
+    """One endpoint. `encode` may take long for long prompts and runs off the event loop then."""
+
+    operation: str  # gen_ai.operation.name
+    id_prefix: str
+    prompt_param: str
+    body: type[BodyT]
+    encode: _Encode[BodyT]
+    format: AnswerFormat
+
+
+def _encode_chat(
+    body: ChatCompletionBody, tokenizer: Tokenizer, card: ModelCard, cache_salt: str
+) -> list[Prompt]:
+    messages = [message.for_template() for message in body.messages]
+    token_ids = tokenizer.encode_chat(messages)
+    shareable = len(token_ids) >= card.block_size
+    return [Prompt(token_ids, conversation_hash(cache_salt, messages) if shareable else None)]
+
+
+def _encode_completion(
+    body: CompletionBody, tokenizer: Tokenizer, card: ModelCard, cache_salt: str
+) -> list[Prompt]:
+    prompt = body.prompt
+    given: list[Any] = prompt if isinstance(prompt, list) else [prompt]
+    if isinstance(given[0], int):
+        given = [given]
+    token_id_lists = [tokenizer.encode(one) if isinstance(one, str) else one for one in given]
+    # A model without a bos token makes nothing of an empty text; there is nothing to continue from.
+    if any(not token_ids for token_ids in token_id_lists):
+        raise invalid_request("A prompt needs at least one token.", "prompt", "invalid_value")
+    check_token_ids(token_id_lists, card)
+    return [
+        Prompt(token_ids, prompt_hash(cache_salt, token_ids) if len(token_ids) >= card.block_size else None)
+        for token_ids in token_id_lists
+    ]
+
+
+CHAT_COMPLETIONS = GenerationApi(
+    operation="chat",
+    id_prefix="chatcmpl-",
+    prompt_param="messages",
+    body=ChatCompletionBody,
+    encode=_encode_chat,
+    format=ChatFormat(),
+)
+COMPLETIONS = GenerationApi(
+    operation="text_completion",
+    id_prefix="cmpl-",
+    prompt_param="prompt",
+    body=CompletionBody,
+    encode=_encode_completion,
+    format=CompletionFormat(),
+)

@@ -1,0 +1,69 @@
+"""From the fields of a request to the parameters an engine understands."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from gateway.errors import context_length_exceeded, from_user_error, invalid_request
+from gateway.openai.schema import GenerationBody
+from shared.errors import InvalidRequest
+from shared.messages import ModelCard
+from shared.sampling import MAX_SEED, SamplingParams
+
+
+def sampling_of(
+    body: GenerationBody, card: ModelCard, prompt_lengths: Sequence[int], prompt_param: str
+) -> SamplingParams:
+    """Raises ApiError 400 for values that this model cannot run, the context length among them."""
+    longest = max(prompt_lengths)
+    if longest >= card.max_model_len:
+        raise context_length_exceeded(
+            f"This model's maximum context length is {card.max_model_len} tokens, "
+            f"but the prompt has {longest}.",
+            prompt_param,
+        )
+    room = card.max_model_len - longest
+    max_tokens = room if body.max_output_tokens is None else body.max_output_tokens
+    if max_tokens > room:
+        raise context_length_exceeded(
+            f"This model's maximum context length is {card.max_model_len} tokens, but the prompt "
+            f"has {longest} and {max_tokens} more were asked for.",
+            "max_tokens",
+        )
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        seed=secrets.randbits(63) if body.seed is None else body.seed & MAX_SEED,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=body.top_k,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=_logit_bias(body.logit_bias or {}),
+        stop_token_ids=tuple(body.stop_token_ids),
+        min_tokens=body.min_tokens,
+        ignore_eos=body.ignore_eos,
+    )
+    try:
+        sampling.check(card.vocab_size)
+    except InvalidRequest as error:
+        raise from_user_error(error) from error
+    return sampling
+
+
+def check_token_ids(prompts: Sequence[Sequence[int]], card: ModelCard) -> None:
+    for token_ids in prompts:
+        if max(token_ids) >= card.vocab_size:
+            raise invalid_request(f"Token ids must be below {card.vocab_size}.", "prompt", "invalid_value")
+
+
+def _logit_bias(by_text: dict[str, float]) -> dict[int, float]:
+    """Keys are token ids written as JSON object keys, so as text."""
+    biases = {}
+    for text, bias in by_text.items():
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise invalid_request(f"{text[:40]!r} is not a token id.", "logit_bias", "invalid_value")
+        biases[int(text)] = bias
+    return biases
