@@ -16,7 +16,7 @@ Reason = str  # "affinity" | "hash" | "bounded" | "least_loaded" | "only"
 LOAD_FACTOR = 1.15  # a new prefix goes to its own engine up to this many times the mean load
 AFFINITY_LOAD_FACTOR = 1.5  # a known one stays up to this many times the mean ...
 AFFINITY_SLACK_TOKENS = 2048  # ... or while it waits for no more than this above the mean
-RECENT_HALF_LIFE_S = 60.0
+SETTLED_HALF_LIFE_S = 60.0
 MAX_REMEMBERED_PREFIXES = 50_000
 
 
@@ -42,8 +42,8 @@ class Balancer:
     is made, so that the next turn finds it while this one still runs. A new prefix goes to the first
     engine in its own order (rendezvous hashing, so an engine that comes or goes moves only its
     share) whose load stays within `LOAD_FACTOR` of the mean, this request included. Load here is
-    what waits plus what was recently given out (half-life one minute): at low rates nothing waits,
-    and chance alone would pile prefixes up on one engine. A request without a prefix worth keeping
+    what waits plus the new prefixes that were recently settled (half-life one minute): at low rates
+    nothing waits, and chance alone would pile prefixes up on one engine. A request without a prefix worth keeping
     goes to the least loaded engine, ties by lot.
     """
 
@@ -57,13 +57,12 @@ class Balancer:
         self._rng = rng or random.Random()
         self._max_remembered = max_remembered
         self._home: OrderedDict[str, tuple[EngineId, EngineEpoch]] = OrderedDict()
-        self._recent: dict[EngineId, _DecayingSum] = {}
+        self._settled: dict[EngineId, _DecayingSum] = {}
 
     def choose(self, engines: Sequence[Candidate], prefix: str | None, cost_tokens: int) -> Choice:
         """The engine for a request of this cost. `prefix` is a hash, None if too short to matter."""
         assert engines, "the caller answers 503 when there is no engine"
         choice, engine = self._decide(engines, prefix, cost_tokens)
-        self._recent.setdefault(engine.engine_id, _DecayingSum()).add(cost_tokens, self._clock())
         if prefix is not None:
             self._home[prefix] = (engine.engine_id, engine.epoch)
             self._home.move_to_end(prefix)
@@ -97,24 +96,29 @@ class Balancer:
     def _by_hash(
         self, engines: Sequence[Candidate], prefix: str, cost_tokens: int
     ) -> tuple[Choice, Candidate]:
-        now = self._clock()
+        engine, is_first = self._settle(engines, prefix, cost_tokens, self._clock())
+        return Choice(engine.engine_id, "hash" if is_first else "bounded"), engine
+
+    def _settle(
+        self, engines: Sequence[Candidate], prefix: str, cost_tokens: int, now: float
+    ) -> tuple[Candidate, bool]:
+        """A home for a new prefix, and whether it is the first in the prefix's own order."""
         loads = {
             engine.engine_id: engine.load_tokens
-            + (recent.value(now) if (recent := self._recent.get(engine.engine_id)) else 0.0)
+            + self._settled.setdefault(engine.engine_id, _DecayingSum()).value(now)
             for engine in engines
         }
         bound = LOAD_FACTOR * (sum(loads.values()) + cost_tokens) / len(engines)
         order = sorted(engines, key=lambda engine: _score(prefix, engine.engine_id), reverse=True)
-        for position, engine in enumerate(order):
-            if loads[engine.engine_id] + cost_tokens <= bound:
-                return Choice(engine.engine_id, "hash" if position == 0 else "bounded"), engine
-        # Few engines and a large request: nobody stays within the bound.
-        lightest = min(order, key=lambda engine: loads[engine.engine_id])
-        return Choice(lightest.engine_id, "hash" if lightest is order[0] else "bounded"), lightest
+        within_bound = (e for e in order if loads[e.engine_id] + cost_tokens <= bound)
+        # Few engines and a large request: nobody may stay within the bound.
+        chosen = next(within_bound, None) or min(order, key=lambda e: loads[e.engine_id])
+        self._settled[chosen.engine_id].add(cost_tokens, now)
+        return chosen, chosen is order[0]
 
 
 class _DecayingSum:
-    """A sum that halves every `RECENT_HALF_LIFE_S`."""
+    """A sum that halves every `SETTLED_HALF_LIFE_S`."""
 
     __slots__ = ("_at", "_sum")
 
@@ -127,7 +131,7 @@ class _DecayingSum:
         self._at = now
 
     def value(self, now: float) -> float:
-        return float(self._sum * 0.5 ** ((now - self._at) / RECENT_HALF_LIFE_S))
+        return float(self._sum * 0.5 ** ((now - self._at) / SETTLED_HALF_LIFE_S))
 
 
 def _score(prefix: str, engine_id: EngineId) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -36,6 +37,7 @@ class RedisBreaker:
             self._closed_again_at = now + OPEN_FOR_S  # this call is the probe; others still wait
         try:
             result = await operation()
+            _keep_cancellation()
         except (RedisError, OSError, TimeoutError) as error:
             if not self._is_failing:
                 logger.warning("Redis is unavailable: %s", error)
@@ -46,3 +48,15 @@ class RedisBreaker:
             logger.warning("Redis is available again")
             self._is_failing = False
         return result
+
+
+def _keep_cancellation() -> None:
+    """Raises CancelledError if this task was cancelled while it waited.
+
+    `asyncio.wait_for` of Python 3.11, which redis-py calls, swallows a cancellation that arrives
+    together with the result (CPython issue 86296). A client who left at that moment would never be
+    noticed again.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -86,6 +86,15 @@ def too_large(max_body_bytes: int) -> ApiError:
     )
 
 
+def unsupported_media_type(content_type: str) -> ApiError:
+    return ApiError(
+        415,
+        f"Content-Type must be application/json, not {content_type}.",
+        kind="invalid_request_error",
+        code="unsupported_media_type",
+    )
+
+
 def rate_limited(message: str, retry_after_s: float) -> ApiError:
     return ApiError(
         429, message, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_s=retry_after_s

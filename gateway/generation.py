@@ -61,7 +61,6 @@ class TextDelta:
 
     index: int
     text: str
-    num_tokens: int
     finish_reason: FinishReason | None
 
 
@@ -85,17 +84,18 @@ class _Continuation:
 
     def apply(self, update: PendingUpdate) -> TextDelta:
         token_ids = update.new_token_ids
-        self.num_output_tokens += len(token_ids)
         self.num_cached_tokens = update.num_cached_tokens or self.num_cached_tokens
         # The token that ended the sequence is counted, but is not part of the answer.
         shown = token_ids[:-1] if update.stop_token_id is not None else token_ids
         text = self.detokenizer.append(shown)
+        # The engine may have run on past a stop string; those tokens are nobody's answer.
+        self.num_output_tokens = self.detokenizer.num_tokens + len(token_ids) - len(shown)
         self.finish_reason = "stop" if self.detokenizer.stopped else update.finish_reason
         if self.finish_reason is not None:
             text += self.detokenizer.finish()
             if self.detokenizer.stopped:  # by a stop string that only the last, held-back text completed
                 self.finish_reason = "stop"
-        return TextDelta(self.index, text, len(token_ids), self.finish_reason)
+        return TextDelta(self.index, text, self.finish_reason)
 
 
 class Generation:

@@ -13,6 +13,7 @@ import uvloop
 from aiohttp import web
 
 from gateway.app import make_app
+from gateway.openai.body import GARBLED_BODY
 from gateway.services import make_services
 from shared.config import HeadraceConfig
 from shared.errors import ConfigError
@@ -81,6 +82,7 @@ async def _serve(
         make_app(services),
         handler_cancellation=True,
         access_log=None,
+        logger=_server_logger(),
         keepalive_timeout=KEEPALIVE_TIMEOUT_S,
         shutdown_timeout=config.gateway.drain_timeout_s,
     )
@@ -108,6 +110,17 @@ async def _listen(runner: web.AppRunner, host: str, port: int) -> str:
     bound_port = runner.addresses[0][1]
     shown_host = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
     return f"http://{shown_host}:{bound_port}"
+
+
+def _server_logger() -> logging.Logger:
+    """aiohttp's own log, without a stack trace for every body that a client garbled."""
+    server_logger = logging.getLogger("gateway.http")
+
+    def is_our_concern(record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], GARBLED_BODY))
+
+    server_logger.addFilter(is_our_concern)
+    return server_logger
 
 
 def _write_atomically(path: Path, content: bytes) -> None:

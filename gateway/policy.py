@@ -74,6 +74,7 @@ class PolicyStore:
         self._client = client
         self._key = keys.policy
         self._breaker = breaker
+        self._seen: bytes | str | None = None
         # What the file says holds until Redis can be asked.
         self.current = make_snapshot(0, config.tenants, config.routes, self._models)
 
@@ -96,13 +97,10 @@ class PolicyStore:
             while True:
                 try:
                     await pipe.watch(self._key)
-                    stored = await pipe.get(self._key)
-                    version = 1
-                    if stored is not None:
-                        record = from_json(PolicyRecord, stored)
-                        if record.source_hash == source_hash:
-                            return
-                        version = record.version + 1
+                    record = _read(await pipe.get(self._key))
+                    if record is not None and record.source_hash == source_hash:
+                        return
+                    version = 1 if record is None else record.version + 1
                     pipe.multi()  # type: ignore[no-untyped-call]
                     pipe.set(
                         self._key,
@@ -121,14 +119,11 @@ class PolicyStore:
             stored = await self._breaker.call(lambda: self._client.get(self._key))
         except RedisUnavailableError:
             return
-        if stored is None:
+        if stored == self._seen:
             return
-        try:
-            record = from_json(PolicyRecord, stored)
-        except (msgspec.DecodeError, ValueError) as error:
-            logger.error("the policy in Redis cannot be read and is not used: %s", error)
-            return
-        if record.version != self.current.version:
+        self._seen = stored
+        record = _read(stored)
+        if record is not None and record.version != self.current.version:
             self.current = make_snapshot(record.version, record.tenants, record.routes, self._models)
             logger.info("policy version %d is in force", record.version)
 
@@ -137,3 +132,14 @@ class PolicyStore:
         while True:
             await asyncio.sleep(REFRESH_INTERVAL_S)
             await self.refresh()
+
+
+def _read(stored: bytes | str | None) -> PolicyRecord | None:
+    """None also for what cannot be read: it must not stop a gateway, nor replace a policy that works."""
+    if stored is None:
+        return None
+    try:
+        return from_json(PolicyRecord, stored)
+    except (msgspec.DecodeError, ValueError) as error:
+        logger.error("the policy in Redis cannot be read and is not used: %s", error)
+        return None

@@ -33,7 +33,7 @@ class IncrementalDetokenizer:
         self._skip_special_tokens = skip_special_tokens
         self._token_ids = list(prompt_token_ids[-NUM_PRIMING_TOKENS:])
         self._context = 0
-        self._read = len(self._token_ids)
+        self._read = self._num_primed = len(self._token_ids)
         self._stop = StopStrings(stop, include_stop_in_output) if stop else None
 
     @property
@@ -41,15 +41,20 @@ class IncrementalDetokenizer:
         """A stop string was met; further tokens add no text."""
         return self._stop is not None and self._stop.matched
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens taken in, up to and including the one that completed a stop string."""
+        return len(self._token_ids) - self._num_primed
+
     def append(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens add and that may be shown now."""
         pieces = []
         for token_id in token_ids:
+            if self.stopped:
+                break
             self._token_ids.append(token_id)
             if piece := self._decode_window():
                 pieces.append(self._stop.push(piece) if self._stop else piece)
-            if self.stopped:
-                break
         return "".join(pieces)
 
     def finish(self) -> str:
@@ -102,11 +107,12 @@ class StopStrings:
     def push(self, text: str) -> str:
         """The part of held-back and new text that can no longer belong to a stop string."""
         self._held += text
-        found = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if found:
-            at, stop = min(found)
+            # The one completed first, so that the result does not depend on how tokens are grouped.
+            end, begin = min(found)
             self.matched = True
-            shown, self._held = self._held[: at + (len(stop) if self._include_in_output else 0)], ""
+            shown, self._held = self._held[: end if self._include_in_output else begin], ""
             return shown
         cut = len(self._held) - self._num_held_back
         if cut <= 0:

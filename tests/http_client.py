@@ -1,0 +1,50 @@
+"""A plain HTTP client for tests that look at statuses, headers and raw bytes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]  # names in lower case
+    data: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error = self.json["error"]
+        assert set(error) == {"message", "type", "param", "code"}, error
+        return error
+
+
+def send(
+    url: str,
+    method: str,
+    path: str,
+    body: bytes | dict[str, Any] | list[Any] | None = None,
+    *,
+    key: str | None = None,
+    headers: dict[str, str] | None = None,
+    timeout_s: float = 30.0,
+) -> Answer:
+    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    sent = {"Content-Type": "application/json", **(headers or {})}
+    if key is not None:
+        sent["Authorization"] = f"Bearer {key}"
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=timeout_s)
+    try:
+        connection.request(method, path, data, sent)
+        response = connection.getresponse()
+        names = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, names, response.read())
+    finally:
+        connection.close()

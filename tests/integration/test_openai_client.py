@@ -1,0 +1,136 @@
+"""The official client, unchanged, against real processes (with a model that needs no weights)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.stack import Stack
+
+USER = [{"role": "user", "content": "tell me something long enough"}]
+
+
+@pytest.fixture(scope="module")
+def stack(redis_url: str) -> Iterator[Stack]:
+    with Stack(redis_url) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def client(stack: Stack) -> openai.OpenAI:
+    return openai.OpenAI(base_url=stack.url + "/v1", api_key=stack.key(), max_retries=0)
+
+
+def test_a_chat_stream_adds_up_to_the_whole_answer(client):
+    options = {"model": "fake", "messages": USER, "max_tokens": 40, "seed": 7, "temperature": 0.9}
+    whole = client.chat.completions.create(**options)
+    chunks = list(client.chat.completions.create(**options, stream=True))
+    assert whole.object == "chat.completion"
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    )
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert whole.usage.completion_tokens == 40
+    assert len(whole.choices[0].message.content) == 40
+
+
+def test_a_completion_stream_adds_up_to_the_whole_answer(client):
+    options = {"model": "fake", "prompt": "Once upon a time", "max_tokens": 24, "seed": 3}
+    whole = client.completions.create(**options)
+    chunks = list(client.completions.create(**options, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert whole.usage.prompt_tokens == 16
+    assert whole.choices[0].finish_reason == "length"
+
+
+def test_usage_comes_as_a_chunk_of_its_own_when_asked_for(client):
+    options = {"model": "fake", "messages": USER, "max_tokens": 5, "stream": True}
+    with_usage = list(client.chat.completions.create(**options, stream_options={"include_usage": True}))
+    assert with_usage[-1].choices == []
+    assert with_usage[-1].usage.completion_tokens == 5
+    assert all(chunk.usage is None for chunk in with_usage[:-1])
+    without = list(client.chat.completions.create(**options))
+    assert all(chunk.choices for chunk in without)
+
+
+def test_seeds_decide_and_choices_differ(client):
+    options = {"model": "fake", "messages": USER, "max_tokens": 20}
+    one = client.chat.completions.create(**options, seed=1, n=3)
+    again = client.chat.completions.create(**options, seed=1, n=3)
+    other = client.chat.completions.create(**options, seed=99)
+    texts = [choice.message.content for choice in one.choices]
+    assert [choice.index for choice in one.choices] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert texts == [choice.message.content for choice in again.choices]
+    assert other.choices[0].message.content not in texts
+    assert one.usage.completion_tokens == 60
+
+
+def test_several_choices_stream_interleaved_by_index(client):
+    stream = client.chat.completions.create(
+        model="fake", messages=USER, max_tokens=10, n=2, seed=1, stream=True
+    )
+    texts = {0: "", 1: ""}
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert [len(text) for text in texts.values()] == [10, 10]
+
+
+def test_several_prompts_are_answered_in_order(client):
+    answer = client.completions.create(
+        model="fake", prompt=["first", "second"], max_tokens=4, temperature=0, n=2
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    alone = client.completions.create(model="fake", prompt="second", max_tokens=4, temperature=0)
+    assert answer.choices[2].text == alone.choices[0].text
+    assert answer.usage.prompt_tokens == 11
+
+
+def test_a_prompt_may_be_token_ids(client):
+    by_text = client.completions.create(model="fake", prompt="hello", max_tokens=8, temperature=0)
+    by_ids = client.completions.create(model="fake", prompt=list(b"hello"), max_tokens=8, temperature=0)
+    assert by_ids.choices[0].text == by_text.choices[0].text
+
+
+def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(client, stack):
+    options = {"model": "fake", "messages": USER, "max_tokens": 200, "temperature": 0}
+    text = client.chat.completions.create(**options).choices[0].message.content
+    stop = text[50:54]
+    begin = text.find(stop)
+    answer = client.chat.completions.create(**options, stop=[stop])
+    chunks = list(client.chat.completions.create(**options, stop=[stop], stream=True))
+    assert answer.choices[0].message.content == text[:begin]
+    assert answer.choices[0].finish_reason == chunks[-1].choices[0].finish_reason == "stop"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text[:begin]
+    assert answer.usage.completion_tokens == begin + 4
+
+
+def test_a_repeated_prompt_is_found_in_the_cache(client):
+    options = {"model": "fake", "messages": [{"role": "user", "content": "cached " * 20}], "max_tokens": 2}
+    first = client.chat.completions.create(**options)
+    second = client.chat.completions.create(**options)
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    assert second.usage.prompt_tokens_details.cached_tokens >= 128
+
+
+def test_models_are_listed_and_found_by_name(client):
+    assert [model.id for model in client.models.list()] == ["fake"]
+    assert client.models.retrieve("fake").id == "fake"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("no/such")
+
+
+def test_errors_arrive_as_the_client_s_own_exceptions(client, stack):
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(model="nobody", messages=USER)
+    assert unknown.value.param == "model"
+    with pytest.raises(openai.BadRequestError) as long:
+        client.completions.create(model="fake", prompt="x" * 5000)
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=stack.url + "/v1", api_key="hr-wrong", max_retries=0).models.list()

@@ -1,0 +1,48 @@
+"""The mailbox between the engine link and one handler."""
+
+import asyncio
+
+import pytest
+
+from gateway.mailbox import Mailbox, MailboxOverflowError
+from shared.identifiers import RequestId
+from shared.messages import SequenceUpdate
+
+A, B = RequestId("a"), RequestId("b")
+
+
+async def test_updates_merge_while_the_reader_is_busy():
+    mailbox = Mailbox({A: 10, B: 10})
+    mailbox.put(SequenceUpdate(A, [1, 2], num_cached_tokens=16))
+    mailbox.put(SequenceUpdate(B, [7]))
+    mailbox.put(SequenceUpdate(A, [3], "stop", 3))
+    pending = await mailbox.take()
+    assert pending[A].new_token_ids == [1, 2, 3]
+    assert (pending[A].finish_reason, pending[A].stop_token_id) == ("stop", 3)
+    assert pending[A].num_cached_tokens == 16
+    assert pending[B].new_token_ids == [7]
+
+
+async def test_what_came_before_a_failure_is_delivered_before_it():
+    mailbox = Mailbox({A: 10})
+    mailbox.put(SequenceUpdate(A, [1]))
+    mailbox.fail(ConnectionError("engine lost"))
+    assert (await mailbox.take())[A].new_token_ids == [1]
+    with pytest.raises(ConnectionError):
+        await mailbox.take()
+
+
+async def test_an_engine_that_sends_more_than_was_asked_for_fails_the_request():
+    mailbox = Mailbox({A: 2})
+    mailbox.put(SequenceUpdate(A, [1, 2, 3]))
+    with pytest.raises(MailboxOverflowError):
+        await mailbox.take()
+
+
+async def test_take_waits_for_something_to_come():
+    mailbox = Mailbox({A: 2})
+    taking = asyncio.create_task(mailbox.take())
+    await asyncio.sleep(0)
+    assert not taking.done()
+    mailbox.put(SequenceUpdate(A, [1]))
+    assert (await taking)[A].new_token_ids == [1]
