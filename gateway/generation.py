@@ -156,6 +156,8 @@ class Generation:
             for request_id, update in pending.items():
                 if request_id not in unfinished:
                     continue  # tokens behind a stop string
+                if update.finish_reason == "abort":  # not by us: we no longer listen to what we aborted
+                    raise upstream_error("The engine ended the request before it was complete.")
                 delta = self._continuations[request_id].apply(update)
                 deltas.append(delta)
                 if delta.finish_reason is not None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from compose.valkey import EmbeddedValkey, free_port
 from shared.redis_schema import PolicyRecord, from_json, to_json
 from tests.http_client import Answer, send
 from tests.stack import Stack, fake_model, wait_until
@@ -188,50 +191,45 @@ def test_a_second_gateway_shares_limits_and_engines(stack):
     assert sorted(statuses) == [200, 429]
 
 
-async def test_a_frozen_redis_delays_requests_by_no_more_than_its_timeout(redis_url):
-    """A Redis of its own, so that stopping it concerns nobody else."""
-    import subprocess
-    import tempfile
-    from pathlib import Path
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A Redis that the test may stop: nobody else uses it."""
+    server = EmbeddedValkey(tmp_path / "valkey", free_port(), "secret")
+    server.write_configuration()
+    process = subprocess.Popen(server.command, stdin=subprocess.DEVNULL)
+    try:
+        assert server.wait_until_it_answers(lambda: process.poll() is None)
+        yield server.url, process
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
 
-    from compose.valkey import EmbeddedValkey, free_port
 
-    with tempfile.TemporaryDirectory() as directory:
-        server = EmbeddedValkey(Path(directory) / "valkey", free_port(), "secret")
-        server.write_configuration()
-        process = subprocess.Popen(server.command, stdin=subprocess.DEVNULL)
-        try:
-            assert server.wait_until_it_answers(lambda: process.poll() is None)
-            document = {
-                "redis": {"timeout_ms": 200},
-                "models": [fake_model("a", "step_delay_ms=5")],
-                "tenants": [{"name": "t", "max_concurrency": 10}],
-            }
-            with Stack(server.url, document) as stack:
-                key = stack.key()
-                slow = completion(model="a", max_tokens=300)
-                stream = asyncio.create_task(post_all(stack.url, key, [slow]))
-                await asyncio.to_thread(wait_until, lambda: stack.gauges()["running"] == 1, 5, "a stream")
-                process.send_signal(signal.SIGSTOP)
-                began = time.monotonic()
-                statuses = await post_all(stack.url, key, [completion(model="a")] * 5)
-                frozen_s = time.monotonic() - began
-                assert [status for status, _ in statuses] == [200] * 5  # a known key, limits fail open
-                assert frozen_s < 3
-                assert (await stream)[0][0] == 200  # what ran was not touched
-                unknown = await post_all(stack.url, "hr-unknown", [completion(model="a")])
-                assert unknown[0][0] == 503  # nobody is let in unchecked
-                process.send_signal(signal.SIGCONT)
-                wait_until(
-                    lambda: (
-                        send(stack.url, "POST", "/v1/completions", completion(model="a"), key="hr-x").status
-                        == 401
-                    ),
-                    5,
-                    "recovery",
-                )
-                assert stack.log("gateway").count("Redis is unavailable") == 1
-        finally:
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-            process.wait()
+async def test_a_frozen_redis_delays_requests_by_no_more_than_its_timeout(own_redis):
+    redis_url, redis_process = own_redis
+    document = {
+        "redis": {"timeout_ms": 200},
+        "models": [fake_model("a", "step_delay_ms=5")],
+        "tenants": [{"name": "t", "max_concurrency": 10}],
+    }
+    with Stack(redis_url, document) as stack:
+        key = stack.key()
+        slow = completion(model="a", max_tokens=300)
+        stream = asyncio.create_task(post_all(stack.url, key, [slow]))
+        await asyncio.to_thread(wait_until, lambda: stack.gauges()["running"] == 1, 5, "a stream")
+        redis_process.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        statuses = await post_all(stack.url, key, [completion(model="a")] * 5)
+        assert [status for status, _ in statuses] == [200] * 5  # a known key, and limits fail open
+        assert time.monotonic() - began < 3
+        assert (await stream)[0][0] == 200  # what ran was not touched
+        unknown = await post_all(stack.url, "hr-unknown", [completion(model="a")])
+        assert unknown[0][0] == 503  # nobody is let in unchecked
+        redis_process.send_signal(signal.SIGCONT)
+
+        def status_of_unknown_key() -> int:
+            return send(stack.url, "POST", "/v1/completions", completion(model="a"), key="hr-x").status
+
+        await asyncio.to_thread(wait_until, lambda: status_of_unknown_key() == 401, 5, "recovery")
+        assert stack.log("gateway").count("Redis is unavailable") == 1

@@ -8,11 +8,13 @@ from gateway.affinity import conversation_hash, prompt_hash
 from gateway.balancer import SETTLED_HALF_LIFE_S, Balancer
 from shared.identifiers import EngineEpoch, EngineId
 
+FIRST_LIFE = EngineEpoch("first life")
+
 
 @dataclass
 class Engine:
     engine_id: EngineId
-    epoch: EngineEpoch = EngineEpoch("first life")
+    epoch: EngineEpoch = FIRST_LIFE
     load_tokens: int = 0
 
 

@@ -16,6 +16,10 @@ def chat(**fields):
     return {"model": "m", "messages": [USER], **fields}
 
 
+def part(text):
+    return {"type": "text", "text": text}
+
+
 def refusal(kind, document) -> ApiError:
     with pytest.raises(ApiError) as caught:
         check_body(kind, document)
@@ -91,7 +95,7 @@ def test_what_the_official_client_always_sends_is_taken():
     body = check_body(
         ChatCompletionBody,
         chat(
-            messages=[{"role": "developer", "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "kind"}]}],
+            messages=[{"role": "developer", "content": [part("be "), part("kind")]}],
             n=1, logprobs=False, store=False, metadata={"a": "b"}, user="u", temperature=1,
         ),
     )  # fmt: skip
