@@ -43,8 +43,8 @@ class Balancer:
     engine in its own order (rendezvous hashing, so an engine that comes or goes moves only its
     share) whose load stays within `LOAD_FACTOR` of the mean, this request included. Load here is
     what waits plus the new prefixes that were recently settled (half-life one minute): at low rates
-    nothing waits, and chance alone would pile prefixes up on one engine. A request without a prefix worth keeping
-    goes to the least loaded engine, ties by lot.
+    nothing waits, and chance alone would pile prefixes up on one engine. A request without a prefix
+    worth keeping goes to the least loaded engine, ties by lot.
     """
 
     def __init__(
