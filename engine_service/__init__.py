@@ -1,0 +1,1 @@
+"""One process per model replica: sockets, scheduler, block pool, model runner, sampler."""

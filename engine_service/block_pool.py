@@ -1,0 +1,218 @@
+"""KV blocks: who holds them, which are free, and which prefixes they hold.
+
+A block is in exactly one of two places: referenced by the tables of running sequences, or on the
+free list. A free block keeps its hash until somebody takes it, so "free" and "cached" are not
+opposites: the free list is the cache's eviction order as well, least recently used first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine_service.sequence import BlockHash, BlockId, Sequence
+
+_HASH_BYTES = 16
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """One page of KV cache. All are made at start; none is created or dropped while serving."""
+
+    block_id: BlockId
+    num_references: int = 0
+    block_hash: BlockHash | None = None  # set while the block can be found by its content
+    previous: Block | None = None  # neighbours on the free list; None while referenced
+    next: Block | None = None
+
+
+class FreeList:
+    """Free blocks, least recently used first: a doubly linked list through the blocks themselves.
+
+    Not a deque, because a prefix hit takes a block out of the middle, which must not cost O(n).
+    """
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        self._head = Block(BlockId(-1))  # both ends are fakes, so that no operation has an edge case
+        self._tail = Block(BlockId(-1))
+        self._head.next, self._tail.previous = self._tail, self._head
+        self._num_blocks = 0
+        for block in blocks:
+            self.append(block)
+
+    def __len__(self) -> int:
+        return self._num_blocks
+
+    def append(self, block: Block) -> None:
+        last = self._tail.previous
+        assert last is not None, "the free list has lost its tail"
+        assert block.next is None, f"block {block.block_id} is on the free list twice"
+        last.next, block.previous = block, last
+        block.next, self._tail.previous = self._tail, block
+        self._num_blocks += 1
+
+    def remove(self, block: Block) -> None:
+        before, after = block.previous, block.next
+        assert before is not None, f"block {block.block_id} is not on the free list"
+        assert after is not None, f"block {block.block_id} is not on the free list"
+        before.next, after.previous = after, before
+        block.previous = block.next = None
+        self._num_blocks -= 1
+
+    def pop_oldest(self) -> Block:
+        block = self._head.next
+        assert block is not None, "the free list has lost its head"
+        assert block is not self._tail, "the free list is empty"
+        self.remove(block)
+        return block
+
+    def blocks(self) -> list[Block]:
+        """Oldest first; walks the links and verifies them."""
+        found: list[Block] = []
+        block = self._head
+        while block.next is not None:
+            assert block.next.previous is block, f"free list: links around block {block.block_id} disagree"
+            block = block.next
+            found.append(block)
+        assert found.pop() is self._tail, "free list: does not end at its tail"
+        assert len(found) == self._num_blocks, "free list: counts another number of blocks than it links"
+        return found
+
+
+class BlockPool:
+    """Owns all blocks of an engine. Counts references; a block without any is free.
+
+    Tables are append-only: two blocks of equal content are never merged, since that would change
+    the table of a running sequence. The first one to be published is the one that can be found.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._blocks = [Block(BlockId(index)) for index in range(num_blocks)]
+        self._free = FreeList(self._blocks)
+        self._found_by_hash: dict[BlockHash, Block] = {}
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be taken, cached ones included."""
+        return len(self._free)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def cached_prefix(self, block_hashes: Iterable[BlockHash]) -> list[BlockId]:
+        """The blocks of the longest cached prefix, still without a reference: `hold` them at once."""
+        found: list[BlockId] = []
+        for block_hash in block_hashes:
+            block = self._found_by_hash.get(block_hash)
+            if block is None:
+                break
+            found.append(block.block_id)
+        return found
+
+    def num_free_among(self, block_ids: Iterable[BlockId]) -> int:
+        return sum(self._blocks[block_id].num_references == 0 for block_id in block_ids)
+
+    def hold(self, block_ids: Iterable[BlockId]) -> None:
+        """Adds one reference to each, and revives those that were free."""
+        for block_id in block_ids:
+            block = self._blocks[block_id]
+            if block.num_references == 0:
+                self._free.remove(block)
+            block.num_references += 1
+
+    def take(self, num_blocks: int) -> list[BlockId]:
+        """Blocks for new content, each with one reference; what they held is forgotten.
+
+        The caller has compared `num_free_blocks` before.
+        """
+        taken: list[BlockId] = []
+        for _ in range(num_blocks):
+            block = self._free.pop_oldest()
+            if block.block_hash is not None:
+                del self._found_by_hash[block.block_hash]
+                block.block_hash = None
+            block.num_references = 1
+            taken.append(block.block_id)
+        return taken
+
+    def release(self, block_ids: list[BlockId]) -> None:
+        """Drops one reference from each block of a table.
+
+        Last block first: the end of a sequence is evicted before its beginning, because a prefix is
+        of use without what followed it, and not the other way round.
+        """
+        for block_id in reversed(block_ids):
+            block = self._blocks[block_id]
+            assert block.num_references > 0, f"block {block_id} is released twice"
+            block.num_references -= 1
+            if block.num_references == 0:
+                self._free.append(block)
+
+    def publish(self, block_id: BlockId, block_hash: BlockHash) -> None:
+        """Lets the block be found by its content; its keys and values must have been computed.
+
+        Does nothing when another block of that content can be found already.
+        """
+        block = self._blocks[block_id]
+        assert block.num_references > 0, f"block {block_id} is published but held by nobody"
+        if block_hash not in self._found_by_hash:
+            assert block.block_hash is None, f"block {block_id} is published with two contents"
+            block.block_hash = block_hash
+            self._found_by_hash[block_hash] = block
+
+    def free_order(self) -> list[BlockId]:
+        """The free blocks, the next to be taken first."""
+        return [block.block_id for block in self._free.blocks()]
+
+    def check(self, tables: Iterable[list[BlockId]]) -> None:
+        """Asserts the pool's invariants, `tables` being all block tables that exist."""
+        references: Counter[BlockId] = Counter()
+        for table in tables:
+            assert len(set(table)) == len(table), f"a table holds a block twice: {table}"
+            references.update(table)
+        free = set(self.free_order())
+        assert len(free) == self.num_free_blocks, "the free list holds a block twice"
+        for block in self._blocks:
+            block_id = block.block_id
+            assert block.num_references == references[block_id], (
+                f"block {block_id} counts {block.num_references} references, not {references[block_id]}"
+            )
+            assert (block.num_references == 0) == (block_id in free), (
+                f"block {block_id}: {block.num_references} references, on the free list: {block_id in free}"
+            )
+            if block.block_hash is not None:
+                assert self._found_by_hash.get(block.block_hash) is block, f"block {block_id} cannot be found"
+        named = sum(block.block_hash is not None for block in self._blocks)
+        assert named == len(self._found_by_hash), "a hash leads to a block that does not have it"
+
+
+def root_hash(cache_salt: str) -> BlockHash:
+    """The parent of a first block: sequences share blocks only under an equal salt."""
+    return BlockHash(hashlib.blake2b(b"headrace\0" + cache_salt.encode(), digest_size=_HASH_BYTES).digest())
+
+
+def chained_hash(parent: BlockHash, token_ids: list[int]) -> BlockHash:
+    """BLAKE2b of the parent's hash and the tokens (uint32, little-endian).
+
+    The chain makes the hash stand for the whole history, as keys and values do. Free of process
+    state, so that all engines, and whoever listens to them, agree on it.
+    """
+    content = parent + struct.pack(f"<{len(token_ids)}I", *token_ids)
+    return BlockHash(hashlib.blake2b(content, digest_size=_HASH_BYTES).digest())
+
+
+def extend_block_hashes(sequence: Sequence, block_size: int) -> None:
+    """Brings `sequence.block_hashes` up to all full blocks of its tokens."""
+    hashes = sequence.block_hashes
+    num_full_blocks = sequence.num_tokens // block_size
+    if len(hashes) == num_full_blocks:
+        return
+    parent = hashes[-1] if hashes else root_hash(sequence.cache_salt)
+    for index in range(len(hashes), num_full_blocks):
+        parent = chained_hash(parent, sequence.token_ids[index * block_size : (index + 1) * block_size])
+        hashes.append(parent)

@@ -1,0 +1,191 @@
+"""One model at work: requests in, tokens out, step by step. No sockets, no threads."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from engine_service.refusal import Refusal
+from engine_service.runner import Runner
+from engine_service.scheduler import Scheduler
+from engine_service.sequence import Sequence
+from shared.errors import InvalidRequest
+from shared.identifiers import RequestId, TenantId
+from shared.messages import EngineLoad, FinishReason, SequenceUpdate, Submit
+
+
+@dataclass(slots=True, eq=False)
+class Timeline:
+    """When things happened to one request, on the engine's monotonic clock; None: it did not."""
+
+    request_id: RequestId
+    tenant: TenantId
+    trace_context: dict[str, str]
+    queued_s: float
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What one step changed: at most one update per sequence; timelines of the sequences it ended."""
+
+    updates: list[SequenceUpdate] = field(default_factory=list)
+    finished: list[Timeline] = field(default_factory=list)
+
+
+def _no_aborts() -> Iterable[RequestId]:
+    return ()
+
+
+class Engine:
+    """A scheduler and a runner. Not thread-safe: everything is called from the thread that steps."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        vocab_size: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._timelines: dict[RequestId, Timeline] = {}
+        self._num_steps = 0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def add(self, submit: Submit, received_s: float | None = None) -> None:
+        """Queues a request, whose timeout runs from `received_s`. Raises Refusal."""
+        now_s = self._clock() if received_s is None else received_s
+        self._check_submit(submit)
+        self._scheduler.add(
+            Sequence(
+                request_id=submit.request_id,
+                token_ids=[*submit.prompt_token_ids, *submit.output_token_ids],
+                num_prompt_tokens=len(submit.prompt_token_ids),
+                sampling=submit.sampling,
+                tenant=submit.tenant,
+                priority=submit.priority,
+                cache_salt=submit.cache_salt,
+                arrival_s=now_s,
+                deadline_s=None if submit.timeout_s is None else now_s + submit.timeout_s,
+            )
+        )
+        self._timelines[submit.request_id] = Timeline(
+            submit.request_id, submit.tenant, submit.trace_context, queued_s=now_s
+        )
+
+    def abort(self, request_id: RequestId) -> Timeline | None:
+        """Ends a request and frees what it holds; None if it has ended or was never known."""
+        sequence = self._scheduler.abort(request_id)
+        return self._finish(sequence) if sequence is not None else None
+
+    def step(self, poll_aborts: Callable[[], Iterable[RequestId]] = _no_aborts) -> StepOutcome:
+        """Makes one forward pass, if there is anything to compute.
+
+        `poll_aborts` is asked right after the model has returned, when a step's worth of time has
+        passed since the last look: what is aborted there gets no more tokens. Only its timelines are
+        in the outcome, since nobody waits for updates of it.
+        """
+        outcome = StepOutcome()
+        for sequence in self._scheduler.drop_expired(self._clock()):
+            outcome.updates.append(SequenceUpdate(sequence.request_id, [], finish_reason="abort"))
+            outcome.finished.append(self._finish(sequence))
+        plan = self._scheduler.schedule()
+        if plan is None:
+            return outcome
+        now_s = self._clock()
+        for row in plan.rows:
+            timeline = self._timelines[row.sequence.request_id]
+            if timeline.scheduled_s is None:
+                timeline.scheduled_s = now_s
+        sampled = self._runner.execute(plan)
+        self._num_steps += 1
+        for request_id in poll_aborts():
+            if (timeline_or_none := self.abort(request_id)) is not None:
+                outcome.finished.append(timeline_or_none)
+        for sequence, new_token_ids in self._scheduler.update(plan, sampled):
+            outcome.updates.append(self._update_of(sequence, new_token_ids))
+            if sequence.finish_reason is not None:
+                outcome.finished.append(self._finish(sequence))
+        return outcome
+
+    def load(self) -> EngineLoad:
+        scheduler = self._scheduler
+        return EngineLoad(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_free_blocks=scheduler.num_free_blocks,
+            num_blocks=scheduler.num_blocks,
+            outstanding_tokens=scheduler.outstanding_tokens(),
+            num_steps=self._num_steps,
+            num_preemptions=scheduler.num_preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            prefix_cache_queries=scheduler.prefix_cache_queries,
+            prefix_cache_hits=scheduler.prefix_cache_hits,
+        )
+
+    def check(self) -> None:
+        """Asserts the invariants of all parts."""
+        self._scheduler.check()
+        accepted = {sequence.request_id for sequence in self._scheduler.sequences()}
+        assert accepted == set(self._timelines), "a timeline without its sequence, or the reverse"
+
+    def _check_submit(self, submit: Submit) -> None:
+        """What the scheduler and the runner rely on; the gateway has told the client before, in its words."""
+        if not submit.prompt_token_ids:
+            raise Refusal("invalid_request", "the prompt has no tokens", "prompt")
+        for name, token_ids in (
+            ("prompt", submit.prompt_token_ids),
+            ("output_token_ids", submit.output_token_ids),
+        ):
+            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+                raise Refusal("invalid_request", f"a token id is not below {self._vocab_size}", name)
+        if submit.timeout_s is not None and math.isnan(submit.timeout_s):
+            raise Refusal("invalid_request", "timeout_s is not a number", "timeout_s")
+        try:
+            submit.sampling.check(self._vocab_size)
+        except InvalidRequest as error:
+            raise Refusal("invalid_request", error.message, error.param) from error
+
+    def _update_of(self, sequence: Sequence, new_token_ids: list[int]) -> SequenceUpdate:
+        timeline = self._timelines[sequence.request_id]
+        is_first = timeline.first_token_s is None
+        if is_first:
+            timeline.first_token_s = self._clock()
+            self._prompt_tokens += sequence.num_prompt_tokens
+        self._generation_tokens += len(new_token_ids)
+        return SequenceUpdate(
+            sequence.request_id,
+            new_token_ids,
+            finish_reason=sequence.finish_reason,
+            stop_token_id=sequence.stop_token_id,
+            num_cached_tokens=sequence.num_cached_tokens if is_first else 0,
+        )
+
+    def _finish(self, sequence: Sequence) -> Timeline:
+        timeline = self._timelines.pop(sequence.request_id)
+        timeline.finished_s = self._clock()
+        timeline.num_prompt_tokens = sequence.num_prompt_tokens
+        timeline.num_output_tokens = sequence.num_output_tokens
+        timeline.num_cached_tokens = sequence.num_cached_tokens
+        timeline.num_preemptions = sequence.num_preemptions
+        timeline.finish_reason = sequence.finish_reason
+        return timeline

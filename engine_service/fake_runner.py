@@ -1,0 +1,140 @@
+"""A model without weights: the next token is a hash of the history.
+
+It is also the oracle of the scheduler. Where a real runner writes keys and values, this one writes,
+into a shadow of the KV cache, a digest of the history up to that token, and it reads the history back
+through the block table. A wrong table, position or cache hit is an error at once instead of odd text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from engine_service.sequence import ScheduledRow, Sequence, StepPlan
+from shared.sampling import SamplingParams
+
+_MASK = 2**64 - 1
+
+
+class KvMismatch(AssertionError):  # noqa: N818 - says what is wrong, like the assertions beside it
+    """A row would have read keys and values of another history, or of none."""
+
+
+class FakeModelFailure(Exception):  # noqa: N818 - the failure that a test asked for
+    """Raised by a step that was told to fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class FakeModel:
+    """How the tokens follow from the history."""
+
+    token_ids: range = field(default_factory=lambda: range(32, 127))  # what it can say
+    eos_token_id: int = 256
+    eos_every: int = 0  # about every so many tokens is an end of sequence; 0: never
+
+    def next_token(self, history_digest: int, position: int, sampling: SamplingParams) -> int:
+        """The token after `position`. Depends on nothing but the arguments, as DESIGN rule 5 wants it."""
+        if not sampling.is_greedy:
+            history_digest = mix(mix(history_digest, sampling.seed), position)
+        spread = (history_digest * 0x9E3779B97F4A7C15 & _MASK) >> 20  # the low bits of a digest are poor
+        if self.eos_every and spread % self.eos_every == 0:
+            return self.eos_token_id
+        return self.token_ids[spread % len(self.token_ids)]
+
+    def generate(self, prompt: list[int], num_tokens: int, sampling: SamplingParams) -> list[int]:
+        """What an engine must answer: the same function without blocks, batches or cache."""
+        digest = digest_of(prompt)
+        output: list[int] = []
+        for position in range(len(prompt), len(prompt) + num_tokens):
+            output.append(self.next_token(digest, position - 1, sampling))
+            digest = mix(digest, output[-1])
+        return output
+
+
+def mix(digest: int, value: int) -> int:
+    """One step of a 64-bit multiplicative hash."""
+    return ((digest ^ value) * 0x5851F42D4C957F2D + 0x14057B7EF767814F) & _MASK
+
+
+def digest_of(token_ids: Iterable[int]) -> int:
+    digest = 0
+    for token_id in token_ids:
+        digest = mix(digest, token_id)
+    return digest
+
+
+class FakeRunner:
+    """A Runner over the shadow cache. With `verify` each step reads every row's whole history.
+
+    `sleep` gets `step_delay_s` once per step. Step number `die_at_step`, counted from 1, raises.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        model: FakeModel | None = None,
+        verify: bool = True,
+        step_delay_s: float = 0.0,
+        die_at_step: int = 0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._block_size = block_size
+        self._slots: list[int | None] = [None] * (num_blocks * block_size)  # digest written there
+        self._num_blocks = num_blocks
+        self._model = model or FakeModel()
+        self._verify = verify
+        self._step_delay_s = step_delay_s
+        self._die_at_step = die_at_step
+        self._sleep = sleep
+        self._num_steps = 0
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    def execute(self, plan: StepPlan) -> list[int | None]:
+        self._num_steps += 1
+        if self._num_steps == self._die_at_step:
+            raise FakeModelFailure(f"step {self._num_steps} was told to fail")
+        if self._step_delay_s:
+            self._sleep(self._step_delay_s)
+        for row in plan.rows:  # all writes before the first read, as in each layer of a real model
+            self._write(row)
+        return [self._read(row) for row in plan.rows]
+
+    def _write(self, row: ScheduledRow) -> None:
+        sequence = row.sequence
+        digest = self._digest_at(sequence, row.start - 1)
+        for position in range(row.start, row.start + row.num_tokens):
+            digest = mix(digest, sequence.token_ids[position])
+            self._slots[self._slot(sequence, position)] = digest
+
+    def _read(self, row: ScheduledRow) -> int | None:
+        sequence = row.sequence
+        last = row.start + row.num_tokens - 1
+        if self._verify:
+            digest = 0
+            for position in range(last + 1):
+                digest = mix(digest, sequence.token_ids[position])
+                if self._digest_at(sequence, position) != digest:
+                    raise KvMismatch(f"{sequence.request_id} reads another history at position {position}")
+        if not row.samples:
+            return None
+        return self._model.next_token(self._digest_at(sequence, last), last, sequence.sampling)
+
+    def _digest_at(self, sequence: Sequence, position: int) -> int:
+        if position < 0:
+            return 0
+        digest = self._slots[self._slot(sequence, position)]
+        if digest is None:
+            raise KvMismatch(f"{sequence.request_id} reads position {position}, which nobody wrote")
+        return digest
+
+    def _slot(self, sequence: Sequence, position: int) -> int:
+        index, offset = divmod(position, self._block_size)
+        if index >= len(sequence.block_ids):
+            raise KvMismatch(f"{sequence.request_id} has no block for position {position}")
+        return sequence.block_ids[index] * self._block_size + offset

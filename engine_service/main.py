@@ -1,0 +1,240 @@
+"""One engine process, from its options to its exit status."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from types import FrameType
+
+import zmq
+
+from engine_service.parent_process import die_with, is_orphan
+from engine_service.registry import Registry
+from engine_service.served_model import ServedModel, build_engine, num_compute_threads
+from engine_service.service import EngineService, ServiceEnded
+from engine_service.tracing import RequestSpans
+from engine_service.transport.endpoint import advertised_address, bind_router, remove_socket_file
+from shared.config import ModelConfig
+from shared.errors import UserError
+from shared.identifiers import EngineEpoch, EngineId, fresh_epoch
+from shared.redis_client import connect
+from shared.redis_schema import EngineRecord, EngineState, RedisKeys
+from shared.telemetry import Tracing, start_tracing
+
+logger = logging.getLogger(__name__)
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_MISCONFIGURED = 2
+
+FAKE_SOURCE = "fake:"
+_PARENT_CHECK_INTERVAL_S = 1.0
+_STUCK_STEP_S = 10.0  # beyond the drain limit, for the step that is being computed
+_LINGER_MS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Where an engine stands, beside what it serves."""
+
+    engine_id: EngineId
+    bind: str  # ipc:///path or tcp://host:port; port 0 or *: any
+    advertise: str | None = None  # what gateways connect to, where that differs from `bind`
+    redis_url: str | None = None  # None: the engine is in no registry
+    namespace: str = "headrace"
+    redis_timeout_ms: int = 500
+    parent_pid: int | None = None  # the engine ends when this process, its parent, does
+    drain_timeout_s: float = 30.0
+    force_preemption_every: int = 0  # for tests, see Scheduler
+
+
+def run_engine(
+    config: ModelConfig,
+    *,
+    engine_id: EngineId,
+    bind: str,
+    advertise: str | None = None,
+    redis_url: str | None = None,
+    namespace: str = "headrace",
+    redis_timeout_ms: int = 500,
+    parent_pid: int | None = None,
+    drain_timeout_s: float = 30.0,
+    force_preemption_every: int = 0,
+) -> int:
+    """Serves one model until SIGTERM or SIGINT; returns the exit status. Options as in EngineOptions.
+
+    The first signal drains, a second one ends the engine with the step that is being computed.
+    """
+    options = EngineOptions(
+        engine_id=engine_id,
+        bind=bind,
+        advertise=advertise,
+        redis_url=redis_url,
+        namespace=namespace,
+        redis_timeout_ms=redis_timeout_ms,
+        parent_pid=parent_pid,
+        drain_timeout_s=drain_timeout_s,
+        force_preemption_every=force_preemption_every,
+    )
+    if parent_pid is not None:
+        die_with(parent_pid)
+    try:
+        return EngineProcess(config, options).run()
+    except UserError as error:
+        logger.error("%s", error)
+        return EXIT_MISCONFIGURED
+
+
+def load_served_model(config: ModelConfig) -> ServedModel:
+    """The model of `config.source`, in memory. Raises ConfigError."""
+    # Imported here and not above: torch takes seconds, which a fake model does not need.
+    if config.source.startswith(FAKE_SOURCE):
+        from engine_service.fake_model import load_fake_model
+
+        return load_fake_model(config)
+    from engine_service.loaders.load import load_model
+    from engine_service.model_runner import ModelRunner, use_threads
+
+    num_threads = num_compute_threads(config)
+    use_threads(num_threads)
+    runner = ModelRunner(config, load_model(config), num_threads=num_threads)
+    return ServedModel(runner, runner.model_card, runner.text_bundle)
+
+
+class EngineProcess:
+    """The main thread: owns the socket's context, the registry's thread and the signals."""
+
+    def __init__(self, config: ModelConfig, options: EngineOptions) -> None:
+        self._config = config
+        self._options = options
+        self._epoch: EngineEpoch = fresh_epoch()
+        self._address = ""
+        self._state: EngineState = "loading"
+        self._service: EngineService | None = None
+        self._registry: Registry | None = None
+        # A SimpleQueue, because its `put` is safe in a signal handler, unlike Event.set.
+        self._events: queue.SimpleQueue[ServiceEnded | signal.Signals] = queue.SimpleQueue()
+
+    def run(self) -> int:
+        """Raises UserError if the engine cannot start as configured."""
+        options = self._options
+        self._listen_for_signals()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            # Before loading: a wrong address is told at once, and the real port is known.
+            router = bind_router(context, options.bind)
+        except UserError:
+            context.term()
+            raise
+        try:
+            bound = router.getsockopt_string(zmq.LAST_ENDPOINT)
+            self._address = advertised_address(bound, options.advertise)
+            self._start_registry()
+            return self._serve(load_served_model(self._config), router)
+        finally:
+            if self._registry is not None:
+                self._registry.stop()
+            context.destroy(linger=_LINGER_MS)
+            remove_socket_file(options.bind)
+
+    def _serve(self, served: ServedModel, router: zmq.Socket[bytes]) -> int:
+        tracing = start_tracing("headrace-engine", self._options.engine_id)
+        service = self._build_service(served, router, tracing)
+        gc.collect()
+        gc.freeze()  # what was loaded stays; collections while serving need not walk it
+        service.start()
+        self._service = service
+        self._enter("ready")
+        logger.info(
+            "engine %s (epoch %s) serves %s at %s",
+            self._options.engine_id,
+            self._epoch,
+            self._config.name,
+            self._address,
+        )
+        try:
+            return self._wait(service)
+        finally:
+            service.close()
+            tracing.shutdown()
+
+    def _build_service(
+        self, served: ServedModel, router: zmq.Socket[bytes], tracing: Tracing
+    ) -> EngineService:
+        engine = build_engine(
+            self._config, served, force_preemption_every=self._options.force_preemption_every
+        )
+        spans = RequestSpans(tracing, self._options.engine_id) if tracing.enabled else None
+        return EngineService(
+            engine,
+            served.card,
+            served.text_bundle,
+            router,
+            engine_id=self._options.engine_id,
+            epoch=self._epoch,
+            max_queued_requests=self._config.max_queued_requests,
+            on_ended=self._events.put,
+            on_finished=spans.record if spans is not None else None,
+        )
+
+    def _wait(self, service: EngineService) -> int:
+        """Until the service has ended, by a signal or by itself."""
+        stuck_at_s: float | None = None
+        while True:
+            try:
+                event = self._events.get(timeout=_PARENT_CHECK_INTERVAL_S)
+            except queue.Empty:
+                if self._options.parent_pid is not None and is_orphan(self._options.parent_pid):
+                    logger.critical("the parent process has ended, and so does this engine")
+                    return EXIT_FAILED
+                if stuck_at_s is not None and time.monotonic() > stuck_at_s:
+                    logger.critical("the step that is being computed does not return; given up")
+                    return EXIT_FAILED
+                continue
+            if isinstance(event, ServiceEnded):
+                return EXIT_OK if event.error is None else EXIT_FAILED
+            limit_s = self._options.drain_timeout_s if self._state == "ready" else 0.0
+            logger.info("%s: draining, for %.0f s at most", event.name, limit_s)
+            stuck_at_s = time.monotonic() + limit_s + _STUCK_STEP_S
+            self._enter("draining")
+            service.drain(limit_s)
+
+    def _enter(self, state: EngineState) -> None:
+        self._state = state
+        if self._registry is not None:
+            self._registry.refresh()
+
+    def _start_registry(self) -> None:
+        options = self._options
+        if options.redis_url is not None:
+            client = connect(options.redis_url, options.redis_timeout_ms)
+            self._registry = Registry(client, RedisKeys(options.namespace), self._record)
+            self._registry.start()
+
+    def _record(self) -> EngineRecord:
+        """What the registry tells of this engine; called in its thread."""
+        return EngineRecord(
+            engine_id=self._options.engine_id,
+            epoch=self._epoch,
+            address=self._address,
+            model=self._config.name,
+            state=self._state,
+            pid=os.getpid(),
+            load=self._service.load if self._service is not None else None,
+        )
+
+    def _listen_for_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():  # Python allows it nowhere else
+            signal.signal(signal.SIGTERM, self._on_signal)
+            signal.signal(signal.SIGINT, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._state == "loading":
+            raise SystemExit(EXIT_OK)  # nothing was accepted, so nothing is waited for
+        self._events.put(signal.Signals(number))

@@ -1,0 +1,65 @@
+"""Who runs next and who yields: the seam where other policies enter the scheduler."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Protocol
+
+from engine_service.sequence import Sequence
+from shared.identifiers import RequestId
+
+
+class SchedulingPolicy(Protocol):
+    """Holds the waiting sequences in the order of their turn, and names victims of preemption."""
+
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence takes its place."""
+
+    def put_back(self, sequence: Sequence) -> None:
+        """A preempted sequence takes its place again."""
+
+    def head(self) -> Sequence | None:
+        """Whose turn it is; stays in the queue."""
+
+    def remove(self, sequence: Sequence) -> None:
+        """It was admitted, or it is not wanted any more."""
+
+    def victim(self, candidates: list[Sequence]) -> Sequence:
+        """Which running sequence yields its blocks. Candidates are in order of admission, never empty."""
+
+    def __iter__(self) -> Iterator[Sequence]: ...
+
+    def __len__(self) -> int: ...
+
+
+class FirstComeFirstServed:
+    """Arrival order; the newest running sequence yields and returns to the head.
+
+    So the running sequences are always older than the waiting ones, and in arrival order.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[RequestId, Sequence] = OrderedDict()  # removal by id is O(1)
+
+    def add(self, sequence: Sequence) -> None:
+        self._waiting[sequence.request_id] = sequence
+
+    def put_back(self, sequence: Sequence) -> None:
+        self._waiting[sequence.request_id] = sequence
+        self._waiting.move_to_end(sequence.request_id, last=False)
+
+    def head(self) -> Sequence | None:
+        return next(iter(self._waiting.values()), None)
+
+    def remove(self, sequence: Sequence) -> None:
+        del self._waiting[sequence.request_id]
+
+    def victim(self, candidates: list[Sequence]) -> Sequence:
+        return candidates[-1]
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._waiting.values())
+
+    def __len__(self) -> int:
+        return len(self._waiting)

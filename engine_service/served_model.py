@@ -1,0 +1,45 @@
+"""A model ready to compute, and the engine around it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from engine_service.block_pool import BlockPool
+from engine_service.engine import Engine
+from engine_service.runner import Runner
+from engine_service.scheduler import Scheduler
+from shared.config import ModelConfig
+from shared.messages import ModelCard
+from shared.text_bundle import TextBundle
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a model source gives: something that computes, and all that gateways need to know."""
+
+    runner: Runner
+    card: ModelCard
+    text_bundle: TextBundle
+
+
+def build_engine(config: ModelConfig, served: ServedModel, *, force_preemption_every: int = 0) -> Engine:
+    """An engine with an empty cache over the model's KV blocks."""
+    card = served.card
+    scheduler = Scheduler(
+        BlockPool(served.runner.num_blocks, card.block_size),
+        max_num_seqs=card.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=card.max_model_len,
+        max_queued_requests=config.max_queued_requests,
+        eos_token_ids=frozenset(card.eos_token_ids),
+        enable_prefix_caching=config.enable_prefix_caching,
+        force_preemption_every=force_preemption_every,
+    )
+    return Engine(scheduler, served.runner, vocab_size=card.vocab_size)
+
+
+def num_compute_threads(config: ModelConfig) -> int:
+    """As configured, or this process's cores shared out among the engines of the model."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return config.num_threads or max(1, cores // max(1, config.engines))

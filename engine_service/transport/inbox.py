@@ -1,0 +1,86 @@
+"""What reaches the step loop: requests, aborts, the end of a gateway, orders to stop."""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from dataclasses import dataclass
+from typing import NewType
+
+from shared.identifiers import RequestId
+from shared.messages import Submit
+
+GatewayAddress = NewType("GatewayAddress", bytes)
+"""The ROUTER's name for a connected gateway: first frame of every message from and to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitReceived:
+    gateway: GatewayAddress
+    submit: Submit
+    received_s: float  # monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class AbortReceived:
+    gateway: GatewayAddress
+    request_ids: list[RequestId]
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLost:
+    """Nobody reads this gateway's answers any more."""
+
+    gateway: GatewayAddress
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """Take no more requests; end when the accepted ones have, at the latest after `limit_s`."""
+
+    limit_s: float
+
+
+InboxEvent = SubmitReceived | AbortReceived | GatewayLost | DrainRequested
+
+_NUM_FAST_ABORTS = 10_000
+
+
+class Inbox:
+    """From the socket's thread to the step loop. Submits are bounded; the rest must never be lost.
+
+    An abort goes two ways: in order with the submits, lest it overtakes the one it means, and on a
+    fast path that the step loop looks at as soon as the model has returned. Aborting twice is harmless.
+    """
+
+    def __init__(self, max_submits: int) -> None:
+        self._max_submits = max_submits
+        self._events: queue.SimpleQueue[InboxEvent] = queue.SimpleQueue()
+        self._fast_aborts: deque[AbortReceived] = deque(maxlen=_NUM_FAST_ABORTS)
+
+    def offer_submit(self, event: SubmitReceived) -> bool:
+        """False when too many events wait already; the request is then refused on the spot."""
+        if self._events.qsize() >= self._max_submits:  # no race: the socket's thread alone adds submits
+            return False
+        self._events.put(event)
+        return True
+
+    def put(self, event: AbortReceived | GatewayLost | DrainRequested) -> None:
+        if isinstance(event, AbortReceived):
+            self._fast_aborts.append(event)
+        self._events.put(event)
+
+    def take(self, *, wait: bool) -> list[InboxEvent]:
+        """All events that are there, in order; with `wait` at least one."""
+        events = [self._events.get()] if wait else []
+        try:
+            while True:
+                events.append(self._events.get_nowait())
+        except queue.Empty:
+            return events
+
+    def take_fast_aborts(self) -> list[AbortReceived]:
+        aborts: list[AbortReceived] = []
+        while self._fast_aborts:  # the step loop alone takes from it
+            aborts.append(self._fast_aborts.popleft())
+        return aborts
