@@ -1,0 +1,1 @@
+"""Putting the services together: the `headrace` command, the supervisor, containers."""

