@@ -1,0 +1,142 @@
+"""Flags of `headrace bench serve`: vLLM's spelling is understood, mistakes name the flag."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+import loadtest.serve
+from loadtest.options import BenchServeOptions
+from loadtest.serve_command import RunningStack, StackStarter, recorded_command_line, register
+from shared.errors import ConfigError
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[BenchServeOptions]:
+    """Options of the runs that a command asked for, none of which is made."""
+    options: list[BenchServeOptions] = []
+
+    def instead(given: BenchServeOptions) -> int:
+        given.check()
+        options.append(given)
+        return 0
+
+    monkeypatch.setattr(loadtest.serve, "run_bench_serve", instead)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    return options
+
+
+def call(*arguments: str, starter: StackStarter | None = None) -> Result:
+    app, bench = typer.Typer(), typer.Typer()
+    app.add_typer(bench, name="bench")
+    register(bench, starter)
+    return CliRunner().invoke(app, ["bench", "serve", *arguments])
+
+
+def test_defaults_of_the_command_are_those_of_the_options(seen: list[BenchServeOptions]) -> None:
+    assert call().exit_code == 0
+    defaults = BenchServeOptions(command_line=seen[0].command_line)
+    assert seen == [defaults]
+
+
+def test_vllms_command_line_is_understood(seen: list[BenchServeOptions], tmp_path: Path) -> None:
+    line = (
+        "--backend openai-chat --base-url http://h:1 --model m --num-prompts 9 --request-rate 2.5 "
+        "--burstiness 0.5 --max-concurrency 4 --goodput ttft:500 tpot:50 --metadata a=1 b=x=y "
+        "--header K=V L=W --percentile-metrics ttft,e2el --metric-percentiles 50,99.9 "
+        "--save-result --ignore-eos --temperature 0 --disable-tqdm"
+    )
+    result = call(*line.split(), "--result-dir", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    options = seen[0]
+    assert options.url == "http://h:1/v1/chat/completions"
+    assert (options.request_rate, options.burstiness, options.max_concurrency) == (2.5, 0.5, 4)
+    assert options.goodput_ms == {"ttft": 500.0, "tpot": 50.0}
+    assert options.metadata == {"a": "1", "b": "x=y"}
+    assert options.headers == {"K": "V", "L": "W"}
+    assert options.percentile_metrics == ("ttft", "e2el")
+    assert options.metric_percentiles == (50.0, 99.9)
+    assert options.result_dir == tmp_path
+
+
+def test_sweep_fits_the_number_of_prompts_to_each_concurrency(seen: list[BenchServeOptions]) -> None:
+    assert call("--concurrency-sweep", "1,8,32", "--request-rate", "inf").exit_code == 0
+    options = seen[0]
+    assert math.isinf(options.request_rate)
+    assert [options.num_prompts_at(level) for level in options.concurrency_levels] == [6, 64, 64]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        ("--backend vllm", "--backend"),
+        ("--base-url ftp://x", "--base-url"),
+        ("--dataset-name custom", "--dataset-path"),
+        ("--goodput speed:1", "--goodput"),
+        ("--goodput ttft=1", "--goodput"),
+        ("--request-rate 0", "--request-rate"),
+        ("--burstiness -1", "--burstiness"),
+        ("--percentile-metrics ttft,best", "--percentile-metrics"),
+        ("--metric-percentiles 101", "--metric-percentiles"),
+        ("--concurrency-sweep 1,many", "--concurrency-sweep"),
+        ("--concurrency-sweep 1 --max-concurrency 2", "--max-concurrency"),
+        ("--random-range-ratio 1", "--random-range-ratio"),
+        ("--start-stack", "--start-stack"),
+    ],
+)
+def test_wrong_value_names_its_flag_and_exits_with_2(
+    seen: list[BenchServeOptions], arguments: str, flag: str
+) -> None:
+    result = call(*arguments.split())
+    assert result.exit_code == 2
+    assert f"error: {flag}" in result.output
+    assert seen == []
+
+
+def test_start_stack_measures_the_stack_and_stops_it(seen: list[BenchServeOptions]) -> None:
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def stack() -> Iterator[RunningStack]:
+        events.append("up")
+        yield RunningStack("http://127.0.0.1:9", "hr-secret")
+        events.append(f"down after {len(seen)}")
+
+    assert call("--start-stack", starter=StackStarter(stack)).exit_code == 0
+    assert seen[0].url == "http://127.0.0.1:9/v1/completions"
+    assert seen[0].api_key == "hr-secret"
+    assert events == ["up", "down after 1"]
+
+
+def test_bad_options_are_refused_before_a_stack_is_started(seen: list[BenchServeOptions]) -> None:
+    def never() -> contextlib.AbstractContextManager[RunningStack]:
+        raise AssertionError("a stack was started for nothing")
+
+    assert call("--start-stack", "--burstiness", "0", starter=StackStarter(never)).exit_code == 2
+
+
+def test_secrets_are_struck_out_of_the_recorded_command_and_of_the_options() -> None:
+    argv = ["/opt/x/headrace", "bench", "serve", "--header", "Authorization=s3", "X=s3", "--seed", "1"]
+    assert recorded_command_line(argv) == "headrace bench serve --header '***' '***' --seed 1"
+    assert recorded_command_line(["h", "--api-key=s3", "--port", "1"]) == "h '--api-key=***' --port 1"
+    assert "s3" not in repr(BenchServeOptions(api_key="s3", headers={"Authorization": "s3"}))
+
+
+def test_building_the_command_line_imports_neither_aiohttp_nor_numpy() -> None:
+    code = "import sys, loadtest.serve_command; print({'aiohttp', 'numpy', 'uvloop'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_options_are_checked_by_themselves() -> None:
+    with pytest.raises(ConfigError) as raised:
+        BenchServeOptions(num_prompts=0).check()
+    assert raised.value.param == "--num-prompts"
