@@ -14,6 +14,7 @@ from types import FrameType
 
 import zmq
 
+from engine_service.openmp import bound_openmp_spinning
 from engine_service.parent_process import die_with, is_orphan
 from engine_service.registry import Registry
 from engine_service.served_model import ServedModel, build_engine, num_compute_threads
@@ -98,6 +99,7 @@ def load_served_model(config: ModelConfig) -> ServedModel:
         from engine_service.fake_model import load_fake_model
 
         return load_fake_model(config)
+    bound_openmp_spinning()
     from engine_service.loaders.load import load_model
     from engine_service.model_runner import ModelRunner, use_threads
 

@@ -10,6 +10,9 @@ import pytest
 
 from compose.die_with_parent import bound_to_this_process
 from compose.valkey import EmbeddedValkey, free_port
+from engine_service.openmp import bound_openmp_spinning
+
+bound_openmp_spinning()  # as engines do: tests, too, share their cores
 
 MAX_PORT_COLLISIONS = 5
 

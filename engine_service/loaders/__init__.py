@@ -1,0 +1,1 @@
+"""Model files to weights and text bundle, one module per file format."""

@@ -1,0 +1,20 @@
+"""JSON files of a model directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from shared.errors import ConfigError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises ConfigError if the file is missing or does not hold an object."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", "source") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} does not hold a JSON object", "source")
+    return content

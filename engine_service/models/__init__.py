@@ -1,0 +1,1 @@
+"""Decoder architectures, written for paged KV."""

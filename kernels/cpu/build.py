@@ -1,0 +1,104 @@
+"""Compiles the C++ operators for this machine, once; later starts load the library from a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from kernels.dispatch import BackEndUnavailable
+
+_FOLDER = Path(__file__).parent
+# Not -ffast-math: the exponential in vector.h relies on float additions being done as written.
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-shared",
+    "-fPIC",
+)
+_COMPILE_TIMEOUT_S = 300
+
+
+def built_library() -> Path:
+    """The shared library of the sources beside this file. Raises BackEndUnavailable if it cannot be built.
+
+    The file name holds a hash of sources, compiler flags and CPU, so that a cache that several
+    machines share, or an old one, is never used by mistake.
+    """
+    compiler = _compiler()
+    name = f"headrace-{_fingerprint(compiler)}.so"
+    folders = [_FOLDER / "build", _user_cache()]
+    for folder in folders:
+        if (folder / name).exists():
+            return folder / name
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                fresh = Path(scratch) / name
+                _compile(compiler, fresh)
+                # Atomic: engines that start at once each build their own and the last one stays.
+                fresh.replace(folder / name)
+        except OSError:  # a read-only installation: try the next folder
+            continue
+        return folder / name
+    raise BackEndUnavailable(
+        f"cannot write the compiled CPU kernels to any of {', '.join(map(str, folders))}"
+    )
+
+
+def _compiler() -> str:
+    for candidate in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if candidate and (found := shutil.which(candidate)):
+            return found
+    raise BackEndUnavailable(
+        "no C++ compiler found for the CPU kernels (install g++, or set CXX to a compiler)"
+    )
+
+
+def _sources() -> list[Path]:
+    return sorted(_FOLDER.glob("*.cpp"))
+
+
+def _fingerprint(compiler: str) -> str:
+    digest = hashlib.sha256(" ".join((compiler, *_FLAGS, _cpu_model())).encode())
+    for path in [*_sources(), *sorted(_FOLDER.glob("*.h"))]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _cpu_model() -> str:
+    """Model and instruction sets: what -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def _user_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "headrace"
+
+
+def _compile(compiler: str, target: Path) -> None:
+    command = [compiler, *_FLAGS, *map(str, _sources()), "-o", str(target)]
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BackEndUnavailable(f"compiling the CPU kernels took over {_COMPILE_TIMEOUT_S} s") from error
+    if result.returncode != 0:
+        raise BackEndUnavailable(
+            f"compiling the CPU kernels failed (`{' '.join(command)}`): {result.stderr.strip()[-2000:]}"
+        )

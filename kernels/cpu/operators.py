@@ -1,0 +1,171 @@
+"""The C++ operators, called through ctypes (which releases the GIL while they run)."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from kernels.attention_metadata import AttentionMetadata
+from kernels.cpu.build import built_library
+from kernels.dispatch import BackEndUnavailable
+from kernels.reference import ReferenceOperators
+
+_SIGNATURES = {
+    "headrace_rms_norm": "pipippiifn",
+    "headrace_rotary": "piipiipppiin",
+    "headrace_silu_and_mul": "pipiin",
+    "headrace_write_kv": "pipipppiiii",
+    "headrace_paged_attention": "pippppppi" + "nnnnn" + "fn",
+}
+_CTYPES = {"p": c_void_p, "i": c_int64, "n": c_int, "f": c_float}
+
+
+class CpuOperators:
+    """Contracts: `kernels.operators.Operators`. float32 in C++; other types go to the reference.
+
+    Raises BackEndUnavailable where there is no compiler or it fails.
+    """
+
+    name = "cpu"
+
+    def __init__(self, num_threads: int = 1) -> None:
+        self._num_threads = num_threads
+        self._reference = ReferenceOperators()
+        # torch, imported above, has loaded an OpenMP runtime: the library finds it and shares its threads.
+        try:
+            library = ctypes.CDLL(str(built_library()))
+        except OSError as error:
+            raise BackEndUnavailable(f"the compiled CPU kernels do not load: {error}") from error
+        for name, signature in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes = [_CTYPES[letter] for letter in signature]
+            function.restype = None
+        self._rms_norm = library.headrace_rms_norm
+        self._rotary = library.headrace_rotary
+        self._silu_and_mul = library.headrace_silu_and_mul
+        self._write_kv = library.headrace_write_kv
+        self._paged_attention = library.headrace_paged_attention
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.dtype != torch.float32:
+            return self._reference.rms_norm(x, weight, eps)
+        rows, width = x.shape
+        output = torch.empty(rows, width)
+        self._rms_norm(
+            x.data_ptr(),
+            x.stride(0),
+            None,
+            0,
+            weight.data_ptr(),
+            output.data_ptr(),
+            rows,
+            width,
+            eps,
+            self._num_threads,
+        )
+        return output
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.dtype != torch.float32:
+            return self._reference.add_rms_norm(x, residual, weight, eps)
+        rows, width = x.shape
+        output = torch.empty(rows, width)
+        self._rms_norm(
+            x.data_ptr(),
+            x.stride(0),
+            residual.data_ptr(),
+            residual.stride(0),
+            weight.data_ptr(),
+            output.data_ptr(),
+            rows,
+            width,
+            eps,
+            self._num_threads,
+        )
+        return output
+
+    def rotary(self, query: Tensor, key: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+        if query.dtype != torch.float32:
+            return self._reference.rotary(query, key, positions, cos, sin)
+        num_tokens, num_heads, head_dim = query.shape
+        self._rotary(
+            query.data_ptr(),
+            query.stride(0),
+            num_heads,
+            key.data_ptr(),
+            key.stride(0),
+            key.shape[1],
+            positions.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            num_tokens,
+            head_dim,
+            self._num_threads,
+        )
+        return None
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        if gate_up.dtype != torch.float32:
+            return self._reference.silu_and_mul(gate_up)
+        rows, double_width = gate_up.shape
+        output = torch.empty(rows, double_width // 2)
+        self._silu_and_mul(
+            gate_up.data_ptr(),
+            gate_up.stride(0),
+            output.data_ptr(),
+            rows,
+            double_width // 2,
+            self._num_threads,
+        )
+        return output
+
+    def write_kv(
+        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        if key.dtype != torch.float32:
+            return self._reference.write_kv(key, value, key_cache, value_cache, slot_mapping)
+        _, num_kv_heads, block_size, head_dim = key_cache.shape
+        self._write_kv(
+            key.data_ptr(),
+            key.stride(0),
+            value.data_ptr(),
+            value.stride(0),
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            slot_mapping.data_ptr(),
+            key.shape[0],
+            num_kv_heads,
+            block_size,
+            head_dim,
+        )
+        return None
+
+    def paged_attention(
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor:
+        if query.dtype != torch.float32:
+            return self._reference.paged_attention(query, key_cache, value_cache, metadata, scale)
+        num_tokens, num_heads, head_dim = query.shape
+        output = torch.empty(num_tokens, num_heads, head_dim)
+        self._paged_attention(
+            query.data_ptr(),
+            query.stride(0),
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            output.data_ptr(),
+            metadata.query_start.data_ptr(),
+            metadata.context_lens.data_ptr(),
+            metadata.block_tables.data_ptr(),
+            metadata.block_tables.shape[1],
+            metadata.num_seqs,
+            num_heads,
+            key_cache.shape[1],
+            head_dim,
+            key_cache.shape[2],
+            scale,
+            self._num_threads,
+        )
+        return output

@@ -1,0 +1,56 @@
+"""What every back end can do: the operators of a decoder layer that are not matrix products."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from kernels.attention_metadata import AttentionMetadata
+
+
+class Operators(Protocol):
+    """Implementations agree with `kernels.reference` up to rounding.
+
+    Layout of the KV cache of one layer: keys and values are each
+    `[num_blocks, num_kv_heads, block_size, head_dim]`, contiguous. Head h of a query reads KV head
+    `h // (num_heads // num_kv_heads)`. The last dimension of every argument has stride 1.
+    """
+
+    @property
+    def name(self) -> str:
+        """Of the back end, as `select_operators` knows it."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension of `x` `[num_tokens, hidden]`.
+
+        Computed in float32 (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467).
+        """
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`residual += x`, in place; returns `rms_norm(residual)`. Both are `[num_tokens, hidden]`."""
+
+    def rotary(self, query: Tensor, key: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Rotates query `[num_tokens, num_heads, head_dim]` and key `[.., num_kv_heads, ..]` in place.
+
+        Dimension d is paired with `d + head_dim / 2`, as Hugging Face's "rotate half" has it. positions
+        is int64 `[num_tokens]`; cos and sin are float32 `[max_position, head_dim / 2]`
+        (Su et al. 2021, https://arxiv.org/abs/2104.09864).
+        """
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """`silu(gate) * up` of `[num_tokens, 2 * width]` (gate first): `[num_tokens, width]`."""
+
+    def write_kv(
+        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """Stores `[num_tokens, num_kv_heads, head_dim]` at int64 slots `block * block_size + offset`."""
+
+    def paged_attention(
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor:
+        """Causal attention of the whole batch, any mix of prompt chunks and single tokens.
+
+        query is `[num_tokens, num_heads, head_dim]`; the step's own keys and values are in the cache
+        already. Returns a new contiguous tensor of the query's shape.
+        """

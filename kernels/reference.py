@@ -1,0 +1,84 @@
+"""Every operator in plain torch: slow, obvious, on any device. The oracle of the other back ends."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from kernels.attention_metadata import AttentionMetadata
+
+
+class ReferenceOperators:
+    """Contracts: `kernels.operators.Operators`."""
+
+    name = "reference"
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return weight * normed.to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        residual.add_(x)
+        return self.rms_norm(residual, weight, eps)
+
+    def rotary(self, query: Tensor, key: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+        cos_rows = cos[positions].unsqueeze(1)  # [num_tokens, 1, head_dim / 2]
+        sin_rows = sin[positions].unsqueeze(1)
+        for heads in (query, key):
+            first, second = heads.float().chunk(2, dim=-1)
+            heads.copy_(
+                torch.cat(
+                    (first * cos_rows - second * sin_rows, second * cos_rows + first * sin_rows), dim=-1
+                )
+            )
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return silu(gate) * up
+
+    def write_kv(
+        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        block_size = key_cache.shape[2]
+        blocks = slot_mapping // block_size
+        offsets = slot_mapping % block_size
+        key_cache[blocks, :, offsets] = key
+        value_cache[blocks, :, offsets] = value
+
+    def paged_attention(
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor:
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        starts = metadata.query_start.tolist()
+        for index, context_len in enumerate(metadata.context_lens.tolist()):
+            rows = slice(starts[index], starts[index + 1])
+            table = metadata.block_tables[index]
+            keys = _gather(key_cache, table, context_len)
+            values = _gather(value_cache, table, context_len)
+            output[rows] = _causal_attention(query[rows], keys, values, scale)
+        return output
+
+
+def _gather(cache: Tensor, table: Tensor, context_len: int) -> Tensor:
+    """The first vectors of a sequence: float32 `[num_kv_heads, context_len, head_dim]`."""
+    _, num_kv_heads, block_size, head_dim = cache.shape
+    num_blocks = -(-context_len // block_size)
+    pages = cache[table[:num_blocks].long()]  # [num_blocks, num_kv_heads, block_size, head_dim]
+    flat = pages.transpose(0, 1).reshape(num_kv_heads, num_blocks * block_size, head_dim)
+    return flat[:, :context_len].float()
+
+
+def _causal_attention(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Of the last rows of a context. query `[q, num_heads, head_dim]`, keys `[num_kv_heads, c, head_dim]`."""
+    num_rows, num_heads, _ = query.shape
+    num_kv_heads, context_len, _ = keys.shape
+    group = num_heads // num_kv_heads
+    heads_first = query.float().transpose(0, 1)  # [num_heads, q, head_dim]
+    scores = heads_first @ keys.repeat_interleave(group, 0).transpose(1, 2) * scale
+    row_positions = torch.arange(context_len - num_rows, context_len, device=query.device)
+    key_positions = torch.arange(context_len, device=query.device)
+    scores.masked_fill_(key_positions[None, :] > row_positions[:, None], float("-inf"))
+    weighted = scores.softmax(-1) @ values.repeat_interleave(group, 0)
+    return weighted.transpose(0, 1).to(query.dtype)

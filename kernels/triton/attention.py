@@ -1,0 +1,133 @@
+"""Paged attention in Triton: one kernel for any mix of prompt chunks and single tokens."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.attention_metadata import AttentionMetadata
+
+_TILE_KEYS = 32
+_MIN_ROWS = 16  # tl.dot wants at least 16 rows
+
+
+@triton.jit
+def _paged_attention_kernel(
+    output,  # [num_tokens, num_heads, head_dim], contiguous
+    query,  # [num_tokens, num_heads, head_dim], heads contiguous
+    keys,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    values,
+    query_start,  # int32 [num_seqs + 1]
+    context_lens,  # int32 [num_seqs]
+    block_tables,  # int32 [num_seqs, max_blocks]
+    scale,
+    query_stride,  # from token to token
+    max_blocks,
+    num_heads: tl.constexpr,
+    num_kv_heads: tl.constexpr,
+    block_size: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,  # next power of two
+    group: tl.constexpr,  # query heads per KV head
+    num_rows: tl.constexpr,  # >= tile_tokens * group
+    tile_tokens: tl.constexpr,
+    tile_keys: tl.constexpr,
+):
+    """A program: one sequence, one KV head, `tile_tokens` query tokens; row = token * group + head.
+
+    All query heads that share a KV head are rows of one matrix, so each key is read once for them.
+    """
+    sequence = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    first_token = tl.program_id(2) * tile_tokens
+    start = tl.load(query_start + sequence)
+    num_tokens = tl.load(query_start + sequence + 1) - start
+    if first_token >= num_tokens:
+        return
+    context_len = tl.load(context_lens + sequence)
+
+    rows = tl.arange(0, num_rows)
+    token = first_token + rows // group
+    head = kv_head * group + rows % group
+    is_row = (rows < tile_tokens * group) & (token < num_tokens)
+    dims = tl.arange(0, padded_dim)
+    is_dim = dims < head_dim
+    row_mask = is_row[:, None] & is_dim[None, :]
+    q = tl.load(
+        query
+        + (start + token).to(tl.int64)[:, None] * query_stride
+        + head[:, None] * head_dim
+        + dims[None, :],
+        mask=row_mask,
+        other=0.0,
+    )
+    position = context_len - num_tokens + token  # of each row in its context
+    last_token = tl.minimum(first_token + tile_tokens, num_tokens) - 1
+    visible = context_len - num_tokens + last_token + 1  # keys that any row may see
+
+    maximum = tl.full([num_rows], float("-inf"), tl.float32)
+    total = tl.zeros([num_rows], tl.float32)
+    accumulator = tl.zeros([num_rows, padded_dim], tl.float32)
+    for tile_start in range(0, visible, tile_keys):
+        key_position = tile_start + tl.arange(0, tile_keys)
+        is_key = key_position < visible
+        block = tl.load(
+            block_tables + sequence * max_blocks + key_position // block_size, mask=is_key, other=0
+        ).to(tl.int64)
+        offset = ((block * num_kv_heads + kv_head) * block_size + key_position % block_size) * head_dim
+        key_mask = is_key[:, None] & is_dim[None, :]
+        k = tl.load(keys + offset[:, None] + dims[None, :], mask=key_mask, other=0.0)
+        # Slots past the context may hold NaN, so they must be read as 0, not weighted by 0.
+        v = tl.load(values + offset[:, None] + dims[None, :], mask=key_mask, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        # Every row sees key 0, so after the first tile no maximum is -inf.
+        scores = tl.where(key_position[None, :] <= position[:, None], scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+        shrink = tl.exp(maximum - new_maximum)
+        weights = tl.exp(scores - new_maximum[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        accumulator = accumulator * shrink[:, None]
+        accumulator += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        maximum = new_maximum
+    out = accumulator / total[:, None]
+    target = ((start + token).to(tl.int64)[:, None] * num_heads + head[:, None]) * head_dim + dims[None, :]
+    tl.store(output + target, out.to(output.dtype.element_ty), mask=row_mask)
+
+
+def paged_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+) -> Tensor:
+    """Contract: `kernels.operators.Operators.paged_attention`."""
+    num_tokens, num_heads, head_dim = query.shape
+    _, num_kv_heads, block_size, _ = key_cache.shape
+    group = num_heads // num_kv_heads
+    # A decode step needs one token per program, a prompt chunk fills 64 rows.
+    wanted_rows = group if metadata.max_query_len == 1 else max(group, 64)
+    num_rows = max(_MIN_ROWS, triton.next_power_of_2(wanted_rows))
+    tile_tokens = num_rows // group
+    output = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype, device=query.device)
+    grid = (metadata.num_seqs, num_kv_heads, triton.cdiv(metadata.max_query_len, tile_tokens))
+    _paged_attention_kernel[grid](
+        output,
+        query,
+        key_cache,
+        value_cache,
+        metadata.query_start,
+        metadata.context_lens,
+        metadata.block_tables,
+        scale,
+        query.stride(0),
+        metadata.block_tables.stride(0),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        block_size=block_size,
+        head_dim=head_dim,
+        padded_dim=max(16, triton.next_power_of_2(head_dim)),
+        group=group,
+        num_rows=num_rows,
+        tile_tokens=tile_tokens,
+        tile_keys=_TILE_KEYS,
+    )
+    return output

@@ -1,0 +1,36 @@
+"""The simplest way to drive a runner: every sequence owns a fixed range of blocks, nothing is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+from engine_service.runner import Runner
+from engine_service.sequence import BlockId, ScheduledRow, Sequence, StepPlan
+from shared.identifiers import RequestId, TenantId
+from shared.sampling import SamplingParams
+
+
+def make_sequence(index: int, prompt: list[int], sampling: SamplingParams, *, num_blocks: int) -> Sequence:
+    """Sequence number `index`, with blocks `[index * num_blocks, (index + 1) * num_blocks)`."""
+    return Sequence(
+        request_id=RequestId(f"r{index}"),
+        token_ids=list(prompt),
+        num_prompt_tokens=len(prompt),
+        sampling=sampling,
+        tenant=TenantId("test"),
+        block_ids=[BlockId(index * num_blocks + block) for block in range(num_blocks)],
+    )
+
+
+def run_to_end(runner: Runner, sequences: SequenceOf[Sequence], *, num_tokens: int, chunk: int) -> None:
+    """Computes all sequences together, at most `chunk` tokens of each per step, for `num_tokens` tokens."""
+    while unfinished := [s for s in sequences if s.num_output_tokens < num_tokens]:
+        rows = [
+            ScheduledRow(s, s.num_computed_tokens, min(chunk, s.num_tokens - s.num_computed_tokens))
+            for s in unfinished
+        ]
+        tokens = runner.execute(StepPlan(rows, sum(row.num_tokens for row in rows)))
+        for row, token in zip(rows, tokens, strict=True):
+            row.sequence.num_computed_tokens += row.num_tokens
+            if token is not None:
+                row.sequence.token_ids.append(token)

@@ -1,0 +1,193 @@
+"""The C++ operators agree with the plain torch reference, and the dispatcher chooses well."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.cpu import build
+from kernels.dispatch import BACK_ENDS, BackEndUnavailable, select_operators
+from kernels.operators import Operators
+from kernels.reference import ReferenceOperators
+from tests.paged_batches import PagedBatch, make_batch
+
+REFERENCE = ReferenceOperators()
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Operators:
+    return select_operators("cpu", "cpu", num_threads=2)
+
+
+def attention_error(operators: Operators, batch: PagedBatch) -> float:
+    arguments = (batch.query, batch.keys, batch.values, batch.metadata, batch.scale)
+    ours = operators.paged_attention(*arguments)
+    error = (ours - REFERENCE.paged_attention(*arguments)).abs().max()
+    return float(error)  # NaN, if anything foreign was read, is not below any tolerance
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 32, 100])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (9, 3), (8, 1)])
+@pytest.mark.parametrize("head_dim", [64, 80, 10])
+def test_attention_of_a_mixed_batch_at_page_borders(
+    cpu: Operators, block_size: int, num_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
+    contexts = [1, max(1, block_size - 1), block_size, block_size + 1, 3 * block_size + 5, 150]
+    queries = [1, 1, min(block_size, 7), 2, 1, 140]
+    batch = make_batch(
+        queries,
+        contexts,
+        block_size=block_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+    )
+    assert attention_error(cpu, batch) < TOLERANCE
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_attention_of_random_batches(cpu: Operators, data: st.DataObject) -> None:
+    contexts = data.draw(st.lists(st.integers(1, 200), min_size=1, max_size=5))
+    queries = [data.draw(st.integers(1, context)) for context in contexts]
+    num_kv_heads = data.draw(st.integers(1, 3))
+    batch = make_batch(
+        queries,
+        contexts,
+        block_size=data.draw(st.integers(1, 40)),
+        num_heads=num_kv_heads * data.draw(st.integers(1, 5)),
+        num_kv_heads=num_kv_heads,
+        head_dim=2 * data.draw(st.integers(1, 40)),
+        seed=data.draw(st.integers(0, 1000)),
+    )
+    assert attention_error(cpu, batch) < TOLERANCE
+
+
+def test_attention_with_scores_far_apart_stays_finite(cpu: Operators) -> None:
+    batch = make_batch([1, 40], [90, 90], block_size=16, num_heads=2, num_kv_heads=1, head_dim=32)
+    batch.query.mul_(200.0)
+    assert attention_error(cpu, batch) < TOLERANCE
+
+
+@pytest.mark.parametrize("width", [576, 33, 8])
+@pytest.mark.parametrize("num_rows", [0, 1, 100])
+def test_norms(cpu: Operators, width: int, num_rows: int) -> None:
+    torch.manual_seed(0)
+    x, residual, weight = torch.randn(num_rows, width) * 4, torch.randn(num_rows, width), torch.randn(width)
+    torch.testing.assert_close(cpu.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5))
+    ours, theirs = residual.clone(), residual.clone()
+    torch.testing.assert_close(
+        cpu.add_rms_norm(x, ours, weight, 1e-5), REFERENCE.add_rms_norm(x, theirs, weight, 1e-5)
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_rotary_turns_only_the_heads_it_is_given(cpu: Operators) -> None:
+    torch.manual_seed(0)
+    angles = torch.rand(200, 32) * 100
+    positions = torch.randint(0, 200, (37,))
+    ours = torch.randn(37, (9 + 3 + 3) * 64)
+    theirs = ours.clone()
+    for operators, fused in ((cpu, ours), (REFERENCE, theirs)):
+        query, key, _ = fused.split((9 * 64, 3 * 64, 3 * 64), dim=-1)
+        operators.rotary(
+            query.unflatten(-1, (9, 64)), key.unflatten(-1, (3, 64)), positions, angles.cos(), angles.sin()
+        )
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_silu_saturates_without_overflow(cpu: Operators) -> None:
+    torch.manual_seed(0)
+    gate_up = torch.randn(5, 2 * 77) * 60
+    gate_up[0, :4] = torch.tensor([-1e4, 1e4, -88.5, 88.5])
+    torch.testing.assert_close(cpu.silu_and_mul(gate_up), REFERENCE.silu_and_mul(gate_up))
+
+
+def test_write_kv_touches_only_its_slots(cpu: Operators) -> None:
+    torch.manual_seed(0)
+    fused = torch.randn(4, 2 * 3 * 16)
+    key, value = (part.unflatten(-1, (3, 16)) for part in fused.chunk(2, dim=-1))
+    slots = torch.tensor([5, 0, 31, 17])
+    ours = [torch.zeros(4, 3, 8, 16) for _ in "kv"]
+    theirs = [torch.zeros(4, 3, 8, 16) for _ in "kv"]
+    cpu.write_kv(key, value, *ours, slots)
+    REFERENCE.write_kv(key, value, *theirs, slots)
+    assert torch.equal(ours[0], theirs[0])
+    assert torch.equal(ours[1], theirs[1])
+
+
+def test_other_types_than_float32_go_to_the_reference(cpu: Operators) -> None:
+    x, weight = torch.randn(3, 8).bfloat16(), torch.randn(8).bfloat16()
+    assert torch.equal(cpu.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5))
+
+
+def test_an_unknown_back_end_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="cpu, reference, triton"):
+        select_operators("cuda", "cpu")
+    assert set(BACK_ENDS) == {"cpu", "reference", "triton"}
+
+
+def test_without_a_compiler_the_reference_runs_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        operators = select_operators(None, "cpu")
+    assert operators.name == "reference"
+    assert [record.getMessage() for record in caplog.records if "install g++" in record.getMessage()]
+    with pytest.raises(BackEndUnavailable):
+        select_operators("cpu", "cpu")
+
+
+def test_a_failed_build_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.cpp"
+    broken.write_text("this is not C++")
+    monkeypatch.setattr(build, "_sources", lambda: [broken])
+    monkeypatch.setattr(build, "_FOLDER", tmp_path)
+    with pytest.raises(BackEndUnavailable, match="failed"):
+        build.built_library()
+
+
+def test_the_library_moves_to_the_user_cache_when_the_installation_is_read_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = tmp_path / "installed" / "empty.cpp"
+    source.parent.mkdir()
+    source.write_text('extern "C" int nothing() { return 0; }')
+    (source.parent / "build").write_text("a file where the folder would be: cannot be written to")
+    monkeypatch.setattr(build, "_FOLDER", source.parent)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    library = build.built_library()
+    assert library.parent == tmp_path / "cache" / "headrace"
+    assert build.built_library() == library
+
+
+def test_our_folder_does_not_disturb_transformers() -> None:
+    """transformers looks for a PyPI package that is also named `kernels`, and finds ours."""
+    program = """
+import kernels.dispatch, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                     num_attention_heads=2, num_key_value_heads=1)
+assert LlamaForCausalLM(config)(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 32)
+"""
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", program], cwd=root, check=True, timeout=120)
+
+
+def test_triton_is_imported_only_when_chosen() -> None:
+    program = (
+        "import sys; from kernels.dispatch import select_operators;"
+        "select_operators(None, 'cpu'); assert 'triton' not in sys.modules"
+    )
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", program], cwd=root, check=True, timeout=60)

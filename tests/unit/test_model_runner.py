@@ -1,0 +1,187 @@
+"""The runner around a tiny random model: steps, sizes of the cache, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_service.free_memory import available_bytes, container_headroom_bytes
+from engine_service.kv_cache import bytes_per_block, plan_num_blocks
+from engine_service.loaders.load import load_model
+from engine_service.loaders.loaded_model import LoadedModel
+from engine_service.model_runner import ModelRunner
+from engine_service.openmp import bound_openmp_spinning
+from engine_service.runner import Runner
+from engine_service.sequence import ScheduledRow, StepPlan
+from shared.config import ModelConfig
+from shared.errors import ConfigError
+from shared.sampling import SamplingParams
+from tests.hand_scheduling import make_sequence, run_to_end
+from tests.models import EOS_TOKEN_ID, write_tiny_llama
+
+BLOCKS = 8
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    write_tiny_llama(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded(directory: Path) -> LoadedModel:
+    return load_model(config_for(directory))
+
+
+def config_for(source: Path | str, **changes: Any) -> ModelConfig:
+    return ModelConfig(
+        **(
+            {"name": "tiny", "source": str(source), "max_num_seqs": 8, "num_gpu_blocks_override": 64}
+            | changes
+        )
+    )
+
+
+def runner_for(loaded: LoadedModel, *, back_end: str | None = None, **changes: Any) -> ModelRunner:
+    return ModelRunner(config_for("unused", **changes), loaded, num_threads=1, back_end=back_end)
+
+
+def outputs(runner: Runner, *, chunk: int, together: bool = True, **params: Any) -> list[list[int]]:
+    """20 tokens after each of four prompts of different lengths."""
+    sequences = [
+        make_sequence(
+            index,
+            [3 + (index * 7 + position) % 200 for position in range(length)],
+            SamplingParams(**({"max_tokens": 20, "seed": index} | params)),
+            num_blocks=BLOCKS,
+        )
+        for index, length in enumerate((1, 16, 17, 50))
+    ]
+    for batch in [sequences] if together else [[sequence] for sequence in sequences]:
+        run_to_end(runner, batch, num_tokens=20, chunk=chunk)
+    return [sequence.token_ids[sequence.num_prompt_tokens :] for sequence in sequences]
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9}])
+def test_tokens_do_not_depend_on_batch_chunks_page_size_or_back_end(
+    loaded: LoadedModel, params: dict[str, Any]
+) -> None:
+    expected = outputs(runner_for(loaded, back_end="reference"), chunk=100, together=False, **params)
+    assert len({tuple(output) for output in expected}) == 4
+    assert outputs(runner_for(loaded), chunk=100, **params) == expected
+    assert outputs(runner_for(loaded), chunk=5, **params) == expected
+    small_pages = runner_for(loaded, block_size=10, num_gpu_blocks_override=100)
+    assert outputs(small_pages, chunk=5, **params) == expected
+
+
+def test_rows_that_do_not_reach_their_last_token_sample_nothing(loaded: LoadedModel) -> None:
+    runner = runner_for(loaded)
+    params = SamplingParams(max_tokens=4, seed=0, temperature=0.0)
+    first = make_sequence(0, [5, 6, 7, 8, 9], params, num_blocks=BLOCKS)
+    second = make_sequence(1, [5, 6, 7], params, num_blocks=BLOCKS)
+    tokens = runner.execute(StepPlan([ScheduledRow(first, 0, 4), ScheduledRow(second, 0, 3)], 7))
+    assert tokens[0] is None
+    assert isinstance(tokens[1], int)
+    assert runner.execute(StepPlan([ScheduledRow(second, 0, 2)], 2)) == [None]
+
+
+def test_min_tokens_knows_the_end_of_sequence_token(loaded: LoadedModel) -> None:
+    runner = runner_for(loaded)
+    forced: dict[str, Any] = {"temperature": 0.0, "logit_bias": {EOS_TOKEN_ID: 100.0}}
+    assert outputs(runner, chunk=100, **forced) == [[EOS_TOKEN_ID] * 20] * 4
+    held_back = outputs(runner, chunk=100, **forced, min_tokens=10)
+    assert all(EOS_TOKEN_ID not in output[:10] and output[10] == EOS_TOKEN_ID for output in held_back)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_runs(directory: Path, dtype: str) -> None:
+    config = config_for(directory, dtype=dtype)
+    runner = ModelRunner(config, load_model(config), num_threads=1)
+    assert all(len(output) == 20 for output in outputs(runner, chunk=100, temperature=0.0))
+
+
+def test_the_card_tells_what_gateways_must_know(loaded: LoadedModel) -> None:
+    card = runner_for(loaded, max_model_len=100).model_card
+    assert (card.name, card.architecture, card.max_model_len) == ("tiny", "LlamaForCausalLM", 100)
+    assert (card.num_blocks, card.block_size, card.eos_token_ids) == (64, 16, [EOS_TOKEN_ID])
+    assert runner_for(loaded).model_card.max_model_len == 256  # what the model was trained for
+
+
+def test_more_context_than_was_trained_is_refused(loaded: LoadedModel) -> None:
+    with pytest.raises(ConfigError, match="256") as caught:
+        runner_for(loaded, max_model_len=257)
+    assert caught.value.param == "max_model_len"
+
+
+# -------------------------------------------------------------------------- size of the cache
+
+
+def test_the_size_of_the_cache_is_logged(loaded: LoadedModel, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        runner_for(loaded, max_model_len=100)  # 7 blocks per request
+    assert "KV cache: 64 blocks = 1024 tokens; 9 requests of full length" in caplog.messages
+
+
+def test_the_budget_gives_whole_blocks_and_no_more_than_can_be_used(loaded: LoadedModel) -> None:
+    import torch
+
+    spec = loaded.spec
+    block = bytes_per_block(spec, 16, torch.float32)
+    assert block == 2 * 2 * 2 * 16 * 16 * 4  # k and v, layers, KV heads, tokens, head_dim, bytes
+
+    def blocks(free_bytes: int = 0, **changes: Any) -> int:
+        config = config_for("unused", **({"num_gpu_blocks_override": None} | changes))
+        return plan_num_blocks(config, spec, 100, free_bytes)
+
+    assert blocks(kv_cache_memory_bytes=20 * block + 5) == 20
+    assert blocks(free_bytes=40 * block, gpu_memory_utilization=0.5) == 20
+    assert blocks(free_bytes=2**40, max_num_seqs=3) == 3 * 7
+    assert blocks(num_gpu_blocks_override=1000) == 1000
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"num_gpu_blocks_override": 6}, "num_gpu_blocks_override"),
+        ({"num_gpu_blocks_override": None, "kv_cache_memory_bytes": 1000}, "kv_cache_memory_bytes"),
+        ({"num_gpu_blocks_override": None}, "gpu_memory_utilization"),
+    ],
+)
+def test_a_cache_too_small_for_one_request_is_refused(
+    loaded: LoadedModel, changes: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"raise {field} or lower max_model_len") as caught:
+        plan_num_blocks(config_for("unused", **changes), loaded.spec, 100, free_bytes=1000)
+    assert caught.value.param == field
+
+
+def test_openmp_threads_are_kept_from_spinning_unless_the_user_wants_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    bound_openmp_spinning()
+    assert "GOMP_SPINCOUNT" not in os.environ
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    bound_openmp_spinning()
+    assert int(os.environ["GOMP_SPINCOUNT"]) < 300_000
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+
+
+# -------------------------------------------------------------------------- free memory
+
+
+def test_free_memory_stays_within_the_limit_of_the_container(tmp_path: Path) -> None:
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert container_headroom_bytes(tmp_path) == 700
+    (tmp_path / "memory.max").write_text("max\n")
+    assert container_headroom_bytes(tmp_path) > 2**50
+    assert container_headroom_bytes(tmp_path / "absent") > 2**50
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:      5 kB\n")
+    assert available_bytes(tmp_path / "meminfo") == 5 * 1024
