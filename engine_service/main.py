@@ -14,6 +14,7 @@ from types import FrameType
 
 import zmq
 
+from engine_service.compute_thread import ComputeThread
 from engine_service.openmp import bound_openmp_spinning
 from engine_service.parent_process import die_with, is_orphan
 from engine_service.registry import Registry
@@ -93,7 +94,7 @@ def run_engine(
 
 
 def load_served_model(config: ModelConfig) -> ServedModel:
-    """The model of `config.source`, in memory. Raises ConfigError."""
+    """The model of `config.source`. Call it in the thread that will compute. Raises ConfigError."""
     # Imported here and not above: torch takes seconds, which a fake model does not need.
     if config.source.startswith(FAKE_SOURCE):
         from engine_service.fake_model import load_fake_model
@@ -116,6 +117,7 @@ class EngineProcess:
         self._config = config
         self._options = options
         self._epoch: EngineEpoch = fresh_epoch()
+        self._compute = ComputeThread()
         self._address = ""
         self._state: EngineState = "loading"
         self._service: EngineService | None = None
@@ -138,7 +140,7 @@ class EngineProcess:
             bound = router.getsockopt_string(zmq.LAST_ENDPOINT)
             self._address = advertised_address(bound, options.advertise)
             self._start_registry()
-            return self._serve(load_served_model(self._config), router)
+            return self._serve(self._compute.call(lambda: load_served_model(self._config)), router)
         finally:
             if self._registry is not None:
                 self._registry.stop()
@@ -178,6 +180,7 @@ class EngineProcess:
             served.card,
             served.text_bundle,
             router,
+            self._compute,
             engine_id=self._options.engine_id,
             epoch=self._epoch,
             max_queued_requests=self._config.max_queued_requests,

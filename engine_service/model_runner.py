@@ -21,7 +21,7 @@ from shared.text_bundle import TextBundle
 
 
 def use_threads(num_threads: int) -> None:
-    """Sets the number of threads of torch's operators, for the whole process. Call it once, at start."""
+    """Sets the number of threads of torch's operators, as far as the calling thread uses them."""
     torch.set_num_threads(num_threads)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import zmq
 
+from engine_service.compute_thread import ComputeThread
 from engine_service.engine import Engine, Timeline
 from engine_service.step_loop import StepLoop
 from engine_service.transport.inbox import DrainRequested, Inbox
@@ -44,7 +45,10 @@ class ServiceEnded:
 
 
 class EngineService:
-    """Runs an engine for the gateways that connect to `router`, a bound socket that it takes over."""
+    """Runs an engine for the gateways that connect to `router`, a bound socket that it takes over.
+
+    The step loop runs in `compute`, the thread that has loaded the model.
+    """
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class EngineService:
         card: ModelCard,
         text_bundle: TextBundle,
         router: zmq.Socket[bytes],
+        compute: ComputeThread,
         *,
         engine_id: EngineId,
         epoch: EngineEpoch,
@@ -76,8 +81,9 @@ class EngineService:
         self._on_ended = on_ended
         self._threads = [
             threading.Thread(target=self._run, args=(role.run,), name=name, daemon=True)
-            for name, role in (("router", self._router), ("output", self._outbox), ("steps", self._step_loop))
+            for name, role in (("router", self._router), ("output", self._outbox))
         ]
+        self._compute = compute
 
     @property
     def load(self) -> EngineLoad:
@@ -87,6 +93,7 @@ class EngineService:
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
+        self._compute.start(lambda: self._run(self._step_loop.run))
 
     def drain(self, limit_s: float) -> None:
         """Refuses new requests; the service ends when the accepted ones have, or after `limit_s`."""
@@ -97,6 +104,7 @@ class EngineService:
         self._outbox.stop()
         for thread in self._threads:
             thread.join(_LAST_WORDS_S)
+        self._compute.join(_LAST_WORDS_S)
 
     def _run(self, role: Callable[[], None]) -> None:
         """Body of each thread: whatever ends one of them ends the service."""

@@ -1,0 +1,38 @@
+"""32 prompts as people write them: questions, tasks, code, lists, other languages, one word and a page."""
+
+PROMPTS = (
+    "Why is the sky blue?",
+    "Hello!",
+    "Write a haiku about a mountain stream.",
+    "What is the capital of Australia, and why was it chosen?",
+    "Explain recursion to a ten-year-old.",
+    "def fibonacci(n):\n    # return the n-th Fibonacci number\n",
+    "List five uses of copper.",
+    "Translate to French: The mill stands by the river.",
+    "Summarise in one sentence: The committee met on Tuesday to discuss the budget for the coming year. "
+    "After four hours it agreed to postpone the new bridge, to repair the old one, and to meet in June.",
+    "What is 17 times 23? Show the steps.",
+    "Give me three names for a small bakery.",
+    "¿Cuál es la diferencia entre 'por' y 'para'?",
+    "Write an e-mail to my landlord about a broken heater.",
+    "What happens in the first act of Hamlet?",
+    "SELECT name, COUNT(*) FROM orders GROUP BY name; What does this query do?",
+    "Compare cats and dogs as pets in a table.",
+    "Tell me a joke about engineers.",
+    "How do I boil an egg so that the yolk stays soft?",
+    "Who painted the Night Watch?",
+    "Continue: Once upon a time, in a village at the edge of the forest, there lived a clockmaker who",
+    "What are the symptoms of a cold, and when should one see a doctor?",
+    "Name the planets from the largest to the smallest.",
+    "Correct the grammar: he go to school yesterday and forgetted his book",
+    "Describe the taste of a mango to somebody who has never eaten one.",
+    "What is a headrace?",
+    "Give a counterexample to: every continuous function is differentiable.",
+    "Ist Wasser bei 4 Grad am dichtesten? Warum?",
+    "Plan a three-day trip to Lisbon on foot.",
+    "1, 1, 2, 3, 5, 8, ... What comes next?",
+    "Write a short dialogue between the sun and the moon.",
+    "What does HTTP status 429 mean, and what should a client do?",
+    "Pros and cons of learning to play the violin as an adult, please, in bullet points.",
+)
+assert len(set(PROMPTS)) == 32
