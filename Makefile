@@ -59,7 +59,8 @@ format: setup
 
 bench: setup
 	$(BIN)/headrace bench serve --start-stack --concurrency-sweep 1,8,32 \
-	  --random-input-len 128 --random-output-len 64 $(ARGS)
+	  --random-input-len 128 --random-output-len 64 --temperature 0 --num-warmups 2 \
+	  --save-result --result-dir bench-results $(ARGS)
 
 compose-plugin: $(COMPOSE_PLUGIN)
 

@@ -43,17 +43,19 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
 
 
 class ChatFormat:
+    CHUNK = "chat.completion.chunk"
+
     def chunk(self, identity: AnswerIdentity, delta: TextDelta, *, is_first: bool) -> list[dict[str, Any]]:
         fields: dict[str, Any] = {"role": "assistant", "content": ""} if is_first else {}
         if delta.text or is_first:
             fields["content"] = delta.text
-        chunks = [self._chunk(identity, delta.index, fields, None)] if fields else []
+        choices = [self._choice(delta.index, fields, None)] if fields else []
         if delta.finish_reason is not None:
-            chunks.append(self._chunk(identity, delta.index, {}, delta.finish_reason))
-        return chunks
+            choices.append(self._choice(delta.index, {}, delta.finish_reason))
+        return [{**_head(identity, self.CHUNK), "choices": [choice]} for choice in choices]
 
     def usage_chunk(self, identity: AnswerIdentity, usage: Usage) -> dict[str, Any]:
-        return {**self._head(identity), "choices": [], "usage": usage_fields(usage)}
+        return _usage_chunk(identity, self.CHUNK, usage)
 
     def whole(
         self, identity: AnswerIdentity, texts: Sequence[str], finish_reasons: Sequence[str], usage: Usage
@@ -67,34 +69,23 @@ class ChatFormat:
             }
             for index, (text, finish_reason) in enumerate(zip(texts, finish_reasons, strict=True))
         ]
-        head = {**self._head(identity), "object": "chat.completion"}
-        return {**head, "choices": choices, "usage": usage_fields(usage)}
+        return {**_head(identity, "chat.completion"), "choices": choices, "usage": usage_fields(usage)}
 
-    def _chunk(
-        self, identity: AnswerIdentity, index: int, fields: dict[str, Any], finish_reason: str | None
-    ) -> dict[str, Any]:
-        choice = {"index": index, "delta": fields, "logprobs": None, "finish_reason": finish_reason}
-        return {**self._head(identity), "choices": [choice]}
-
-    def _head(self, identity: AnswerIdentity) -> dict[str, Any]:
-        return {
-            "id": identity.answer_id,
-            "object": "chat.completion.chunk",
-            "created": identity.created,
-            "model": identity.model,
-        }
+    def _choice(self, index: int, fields: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+        return {"index": index, "delta": fields, "logprobs": None, "finish_reason": finish_reason}
 
 
 class CompletionFormat:
+    OBJECT = "text_completion"  # of chunks, too
+
     def chunk(self, identity: AnswerIdentity, delta: TextDelta, *, is_first: bool) -> list[dict[str, Any]]:
         if not (delta.text or delta.finish_reason or is_first):
             return []
-        return [
-            {**self._head(identity), "choices": [self._choice(delta.index, delta.text, delta.finish_reason)]}
-        ]
+        choice = self._choice(delta.index, delta.text, delta.finish_reason)
+        return [{**_head(identity, self.OBJECT), "choices": [choice]}]
 
     def usage_chunk(self, identity: AnswerIdentity, usage: Usage) -> dict[str, Any]:
-        return {**self._head(identity), "choices": [], "usage": usage_fields(usage)}
+        return _usage_chunk(identity, self.OBJECT, usage)
 
     def whole(
         self, identity: AnswerIdentity, texts: Sequence[str], finish_reasons: Sequence[str], usage: Usage
@@ -103,15 +94,20 @@ class CompletionFormat:
             self._choice(index, text, finish_reason)
             for index, (text, finish_reason) in enumerate(zip(texts, finish_reasons, strict=True))
         ]
-        return {**self._head(identity), "choices": choices, "usage": usage_fields(usage)}
+        return {**_head(identity, self.OBJECT), "choices": choices, "usage": usage_fields(usage)}
 
     def _choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
 
-    def _head(self, identity: AnswerIdentity) -> dict[str, Any]:
-        return {
-            "id": identity.answer_id,
-            "object": "text_completion",
-            "created": identity.created,
-            "model": identity.model,
-        }
+
+def _usage_chunk(identity: AnswerIdentity, kind: str, usage: Usage) -> dict[str, Any]:
+    return {**_head(identity, kind), "choices": [], "usage": usage_fields(usage)}
+
+
+def _head(identity: AnswerIdentity, kind: str) -> dict[str, Any]:
+    return {
+        "id": identity.answer_id,
+        "object": kind,
+        "created": identity.created,
+        "model": identity.model,
+    }

@@ -52,32 +52,21 @@ class CpuOperators:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype != torch.float32:
             return self._reference.rms_norm(x, weight, eps)
-        rows, width = x.shape
-        output = torch.empty(rows, width)
-        self._rms_norm(
-            x.data_ptr(),
-            x.stride(0),
-            None,
-            0,
-            weight.data_ptr(),
-            output.data_ptr(),
-            rows,
-            width,
-            eps,
-            self._num_threads,
-        )
-        return output
+        return self._norm(x, None, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype != torch.float32:
             return self._reference.add_rms_norm(x, residual, weight, eps)
+        return self._norm(x, residual, weight, eps)
+
+    def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         rows, width = x.shape
         output = torch.empty(rows, width)
         self._rms_norm(
             x.data_ptr(),
             x.stride(0),
-            residual.data_ptr(),
-            residual.stride(0),
+            None if residual is None else residual.data_ptr(),
+            0 if residual is None else residual.stride(0),
             weight.data_ptr(),
             output.data_ptr(),
             rows,
