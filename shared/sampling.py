@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 
@@ -11,6 +12,17 @@ from shared.errors import InvalidRequest
 MAX_SEED = 2**63 - 1
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_STOP_TOKEN_IDS = 128
+
+
+StructuredOutputKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+
+
+class StructuredOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A form that the output must have. `text` is what `kind` says: a JSON schema, a regular
+    expression, a JSON list of strings to choose from, a Lark grammar; empty for `json_object`."""
+
+    kind: StructuredOutputKind
+    text: str = ""
 
 
 class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -29,6 +41,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     stop_token_ids: tuple[int, ...] = ()  # besides the model's own end-of-sequence tokens
     min_tokens: int = 0
     ignore_eos: bool = False
+    structured_output: StructuredOutput | None = None
 
     @property
     def is_greedy(self) -> bool:
