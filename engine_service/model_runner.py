@@ -9,7 +9,8 @@ import torch
 
 from engine_service.kv_cache import allocate_kv_cache
 from engine_service.loaders.loaded_model import LoadedModel
-from engine_service.models.registry import model_class
+from engine_service.models.registry import build_model
+from engine_service.models.spec import ModelSpec
 from engine_service.sampler import Sampler
 from engine_service.sequence import ScheduledRow, StepPlan
 from kernels.attention_metadata import AttentionMetadata
@@ -25,14 +26,14 @@ def use_threads(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
 
 
-def resolve_max_model_len(config: ModelConfig, context_len: int) -> int:
-    """The configured length, or the trained one. Raises ConfigError if more is asked than was trained."""
+def resolve_max_model_len(config: ModelConfig, spec: ModelSpec) -> int:
+    """The configured length, or the trained one. Raises ConfigError if more is asked than the model can."""
     if config.max_model_len is None:
-        return context_len
-    if config.max_model_len > context_len:
+        return spec.context_len
+    if config.max_model_len > spec.extended_context_len:
         raise ConfigError(
-            f"max_model_len={config.max_model_len} of model {config.name!r} exceeds the {context_len} tokens "
-            "that it was trained for",
+            f"max_model_len={config.max_model_len} of model {config.name!r} exceeds the "
+            f"{spec.extended_context_len} tokens that it was trained for",
             "max_model_len",
         )
     return config.max_model_len
@@ -49,14 +50,14 @@ class ModelRunner:
     ) -> None:
         """back_end: a name of kernels.dispatch, None for the fastest. Raises ConfigError."""
         spec = loaded.spec
-        self.max_model_len = resolve_max_model_len(config, spec.context_len)
+        self.max_model_len = resolve_max_model_len(config, spec)
         self._config = config
         self._spec = spec
         self._text_bundle = loaded.text_bundle
         self._device = torch.device(config.device)
         operators = select_operators(back_end, self._device, num_threads=num_threads)
         self.back_end = operators.name
-        self._model = model_class(spec.architecture)(
+        self._model = build_model(
             spec, loaded.weights.to(self._device), operators, num_positions=self.max_model_len
         )
         self._kv_cache = allocate_kv_cache(config, spec, self.max_model_len, self._device)

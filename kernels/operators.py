@@ -24,7 +24,8 @@ class Operators(Protocol):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension of `x` `[num_tokens, hidden]`.
 
-        Computed in float32 (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467).
+        Computed in float32 (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467), rounded to the
+        type of `weight` before it is multiplied with it, and returned in the type of `x`.
         """
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -33,9 +34,9 @@ class Operators(Protocol):
     def rotary(self, query: Tensor, key: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Rotates query `[num_tokens, num_heads, head_dim]` and key `[.., num_kv_heads, ..]` in place.
 
-        Dimension d is paired with `d + head_dim / 2`, as Hugging Face's "rotate half" has it. positions
-        is int64 `[num_tokens]`; cos and sin are float32 `[max_position, head_dim / 2]`
-        (Su et al. 2021, https://arxiv.org/abs/2104.09864).
+        positions is int64 `[num_tokens]`; cos and sin are float32 `[max_position, half]`. Dimension d is
+        paired with `d + half`, as Hugging Face's "rotate half" has it; those from `2 * half` on stay as
+        they are (Su et al. 2021, https://arxiv.org/abs/2104.09864).
         """
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
@@ -46,11 +47,24 @@ class Operators(Protocol):
     ) -> None:
         """Stores `[num_tokens, num_kv_heads, head_dim]` at int64 slots `block * block_size + offset`."""
 
+    def gelu_tanh_and_mul(self, gate_up: Tensor) -> Tensor:
+        """As `silu_and_mul`, with the tanh approximation of GELU in place of SiLU."""
+
     def paged_attention(
-        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
         """Causal attention of the whole batch, any mix of prompt chunks and single tokens.
 
         query is `[num_tokens, num_heads, head_dim]`; the step's own keys and values are in the cache
-        already. Returns a new contiguous tensor of the query's shape.
+        already. Scores are `query · key * scale`. With a window (at least 1), a token at position p sees
+        the keys at `p - window + 1 .. p` only. With a softcap (above 0), a score s becomes
+        `softcap * tanh(s / softcap)`. Returns a new contiguous tensor of the query's shape.
         """

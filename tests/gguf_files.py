@@ -7,22 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import (
+    MODEL_ARCH,
+    MODEL_ARCH_NAMES,
+    GGMLQuantizationType,
+    GGUFWriter,
+    get_tensor_name_map,
+)
 from gguf.quants import quantize
 
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+_ARCHITECTURES = {
+    "llama": MODEL_ARCH.LLAMA,
+    "mistral": MODEL_ARCH.LLAMA,
+    "qwen2": MODEL_ARCH.QWEN2,
+    "qwen3": MODEL_ARCH.QWEN3,
+    "phi3": MODEL_ARCH.PHI3,
+    "gemma2": MODEL_ARCH.GEMMA2,
+    "gemma3_text": MODEL_ARCH.GEMMA3,
 }
 
 
@@ -34,34 +35,56 @@ def write_gguf(
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     pre_tokenizer: str = "gpt-2",
 ) -> None:
-    """A transformers Llama as llama.cpp's converter writes it; matrices as `kind`, norms in float32."""
+    """A model of transformers as llama.cpp's converter writes it; matrices as `kind`, norms in float32."""
     config = model.config
-    writer = GGUFWriter(path, "llama")
+    architecture = _ARCHITECTURES[config.model_type]
+    name = MODEL_ARCH_NAMES[architecture]
+    writer = GGUFWriter(path, name)
+    _write_shape(writer, config)
+    _write_tokenizer(writer, json.loads(tokenizer_json.read_text()), pre_tokenizer)
+    names = get_tensor_name_map(architecture, config.num_hidden_layers)
+    for tensor_name, tensor in model.state_dict().items():
+        if tensor_name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensor.numpy()
+        if name == "llama" and "q_proj" in tensor_name:
+            values = _permute(values, config.num_attention_heads)
+        elif name == "llama" and "k_proj" in tensor_name:
+            values = _permute(values, config.num_key_value_heads)
+        elif name.startswith("gemma") and tensor_name.endswith("norm.weight"):
+            values = values + 1.0
+        stored = kind if values.ndim == 2 else GGMLQuantizationType.F32
+        stem, _, suffix = tensor_name.rpartition(".")
+        writer.add_tensor(f"{names.get_name(stem)}.{suffix}", quantize(values, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_shape(writer: GGUFWriter, config: Any) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.head_dim)
-    _write_tokenizer(writer, json.loads(tokenizer_json.read_text()), pre_tokenizer)
-    tied = config.tie_word_embeddings
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and tied:
-            continue
-        values = tensor.numpy()
-        if "q_proj" in name:
-            values = _permute(values, config.num_attention_heads)
-        elif "k_proj" in name:
-            values = _permute(values, config.num_key_value_heads)
-        stored = kind if values.ndim == 2 else GGMLQuantizationType.F32
-        writer.add_tensor(_gguf_name(name), quantize(values, stored), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if rope.get("rope_type") == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+        for length in ("long", "short"):
+            divisors = np.array(rope[f"{length}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", divisors)
 
 
 def _write_tokenizer(writer: GGUFWriter, tokenizer: dict[str, Any], pre_tokenizer: str) -> None:
@@ -81,11 +104,3 @@ def _permute(values: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, An
     """As llama.cpp's convert_hf_to_gguf.py does for Llama's q and k."""
     halves = values.reshape(num_heads, 2, values.shape[0] // num_heads // 2, *values.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
-
-
-def _gguf_name(name: str) -> str:
-    stem, _, suffix = name.rpartition(".")
-    if stem.startswith("model.layers."):
-        _, _, layer, part = stem.split(".", 3)
-        return f"blk.{layer}.{_NAMES[part]}.{suffix}"
-    return f"{_NAMES[stem]}.{suffix}"

@@ -75,8 +75,23 @@ def write_tiny_llama(
         "eos_token_id": EOS_TOKEN_ID,
         "pad_token_id": 0,
     }
+    return _save_random(path, model_class(config_class(**(settings | changes))), seed, shard_size)
+
+
+def write_tiny_model(path: Path, architecture: str, *, seed: int = 0, **settings: Any) -> Any:
+    """Any class of transformers, by name, as `write_tiny_llama` does it; all settings are the caller's."""
+    import transformers
+
+    path.mkdir(parents=True, exist_ok=True)
+    model_class = getattr(transformers, architecture)
+    tokens = {"bos_token_id": 1, "eos_token_id": EOS_TOKEN_ID, "pad_token_id": 0}
+    config = model_class.config_class(**({"vocab_size": write_tokenizer(path)} | tokens | settings))
+    return _save_random(path, model_class._from_config(config, attn_implementation="eager"), seed, "5GB")
+
+
+def _save_random(path: Path, model: Any, seed: int, shard_size: str) -> Any:
     torch.manual_seed(seed)
-    model = model_class(config_class(**(settings | changes))).eval()
+    model.eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

@@ -12,6 +12,11 @@ from engine_service.loaders.huggingface import load_huggingface
 from engine_service.loaders.loaded_model import LoadedModel
 from engine_service.model_source import resolve_source
 from shared.config import ModelConfig
+from shared.errors import ConfigError
+
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What reading raises where a file holds another type or number than its format says. Such files come from
+elsewhere, in more ways than could be checked one by one; a ConfigError passes through as it is."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,7 +29,13 @@ def load_model(config: ModelConfig) -> LoadedModel:
     started_s = time.monotonic()
     files = resolve_source(config.source)
     dtype = getattr(torch, config.dtype)
-    loaded = load_gguf(files.path, dtype) if files.form == "gguf" else load_huggingface(files.path, dtype)
+    try:
+        loaded = load_gguf(files.path, dtype) if files.form == "gguf" else load_huggingface(files.path, dtype)
+    except MALFORMED as error:
+        raise ConfigError(
+            f"{files.path.name} is not as its format says ({type(error).__name__}: {error})", "source"
+        ) from error
+    _check_end_tokens(loaded)
     _LOG.info(
         "loaded %s (%s, %.0f MiB as %s) in %.1f s",
         files.path.name,
@@ -34,3 +45,13 @@ def load_model(config: ModelConfig) -> LoadedModel:
         time.monotonic() - started_s,
     )
     return loaded
+
+
+def _check_end_tokens(loaded: LoadedModel) -> None:
+    """Raises ConfigError for an end-of-sequence token that the model cannot say: the sampler relies on it."""
+    for token_id in loaded.text_bundle.eos_token_ids:
+        if not 0 <= token_id < loaded.spec.vocab_size:
+            raise ConfigError(
+                f"end-of-sequence token {token_id} is not below the vocabulary's {loaded.spec.vocab_size}",
+                "source",
+            )

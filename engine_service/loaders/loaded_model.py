@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine_service.models.registry import Weights
 from engine_service.models.spec import ModelSpec
-from engine_service.models.weights import LlamaWeights
 from shared.text_bundle import TextBundle
 
 
@@ -14,5 +14,5 @@ class LoadedModel:
     """Weights in memory, and all that gateways need to speak to the model. Runners may share it."""
 
     spec: ModelSpec
-    weights: LlamaWeights
+    weights: Weights
     text_bundle: TextBundle

@@ -1,28 +1,43 @@
-"""Which class runs which architecture."""
+"""From a model's shape and weights to the object that computes it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from typing import Protocol
 
-from engine_service.models.llama import LlamaModel
-from shared.errors import ConfigError
+from torch import Tensor
 
-# All of these compute the same function; what differs (biases, heads, rotary scaling) is in the ModelSpec.
-ARCHITECTURES: Mapping[str, type[LlamaModel]] = MappingProxyType(
-    {
-        "LlamaForCausalLM": LlamaModel,
-        "MistralForCausalLM": LlamaModel,
-        "Qwen2ForCausalLM": LlamaModel,
-    }
-)
+from engine_service.kv_cache import KVCache
+from engine_service.models.decoder import DecoderModel
+from engine_service.models.spec import DecoderSpec, ModelSpec
+from engine_service.models.transformers_module import TransformersModel, TransformersModule
+from engine_service.models.weights import DecoderWeights
+from kernels.attention_metadata import AttentionMetadata
+from kernels.operators import Operators
+
+Weights = DecoderWeights | TransformersModule
 
 
-def model_class(architecture: str) -> type[LlamaModel]:
-    """Raises ConfigError, listing the known architectures, for any other."""
-    if architecture not in ARCHITECTURES:
-        raise ConfigError(
-            f"architecture {architecture!r} is not supported; known: {', '.join(sorted(ARCHITECTURES))}",
-            "source",
-        )
-    return ARCHITECTURES[architecture]
+class Model(Protocol):
+    """One forward pass over the flat tokens of a step. Writes the step's slots of the KV cache."""
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        logit_rows: Tensor,
+    ) -> Tensor:
+        """Logits of some tokens; keys and values of all.
+
+        token_ids, positions: int64 `[num_tokens]`. logit_rows: int64 `[num_logits]`, which tokens'
+        logits are wanted. Returns float32 `[num_logits, vocab]`.
+        """
+
+
+def build_model(spec: ModelSpec, weights: Weights, operators: Operators, *, num_positions: int) -> Model:
+    """num_positions: the longest sequence that will be computed."""
+    if isinstance(weights, TransformersModule):
+        return TransformersModel(weights, operators)
+    assert isinstance(spec, DecoderSpec), "our own weights come with a spec of our own families"
+    return DecoderModel(spec, weights, operators, num_positions=num_positions)

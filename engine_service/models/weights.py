@@ -2,67 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from engine_service.models.spec import ModelSpec
+from engine_service.models.spec import DecoderSpec, LayerSpec
 from shared.errors import ConfigError
 
 NamedTensor = tuple[str, Tensor]  # under the names of Hugging Face's LlamaForCausalLM
 
+W = TypeVar("W")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    router: Tensor  # [num_experts, hidden]
+    gate_up: Tensor  # [num_experts, 2 * intermediate, hidden]
+    down: Tensor  # [num_experts, hidden, intermediate]
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Matrices are `[out, in]`. Fused ones stack their parts along `out`: q, k, v and gate, up."""
+    """Matrices are `[out, in]`. Fused ones stack their parts along `out`: q, k, v and gate, up.
+
+    What a layer does not have is None. A layer has either `gate_up` and `down` or `experts`.
+    """
 
     input_norm: Tensor  # [hidden]
     qkv: Tensor  # [query_width + 2 * kv_width, hidden]
     qkv_bias: Tensor | None
+    query_norm: Tensor | None  # [head_dim]
+    key_norm: Tensor | None  # [head_dim]
     attention_output: Tensor  # [hidden, query_width]
     attention_output_bias: Tensor | None
+    post_attention_norm: Tensor | None  # [hidden]
     mlp_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 * intermediate, hidden]
-    down: Tensor  # [hidden, intermediate]
+    gate_up: Tensor | None  # [2 * intermediate, hidden]
+    gate_up_bias: Tensor | None
+    down: Tensor | None  # [hidden, intermediate]
+    down_bias: Tensor | None
+    experts: ExpertWeights | None
+    post_mlp_norm: Tensor | None  # [hidden]
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaWeights:
+class DecoderWeights:
     embedding: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden]
     head: Tensor  # [vocab, hidden]; the embedding itself when tied
 
-    def to(self, device: torch.device) -> LlamaWeights:
+    def to(self, device: torch.device) -> DecoderWeights:
         """These weights on `device`; themselves if they are there already."""
         if self.embedding.device == device:
             return self
-
-        def moved(layer: LayerWeights) -> LayerWeights:
-            by_name = {field.name: getattr(layer, field.name) for field in fields(layer)}
-            present = {name: tensor for name, tensor in by_name.items() if tensor is not None}
-            return replace(layer, **{name: tensor.to(device) for name, tensor in present.items()})
-
         embedding = self.embedding.to(device)
         head = embedding if self.head is self.embedding else self.head.to(device)
-        layers = tuple(moved(layer) for layer in self.layers)
-        return LlamaWeights(embedding=embedding, layers=layers, norm=self.norm.to(device), head=head)
+        layers = tuple(_moved(layer, device) for layer in self.layers)
+        return DecoderWeights(embedding=embedding, layers=layers, norm=self.norm.to(device), head=head)
 
     @property
     def num_bytes(self) -> int:
-        tensors = [self.embedding, self.norm]
-        for layer in self.layers:
-            tensors += [layer.qkv, layer.attention_output, layer.gate_up, layer.down]
-        if self.head is not self.embedding:
-            tensors.append(self.head)
-        return sum(tensor.nbytes for tensor in tensors)
+        heads = [] if self.head is self.embedding else [self.head]
+        return sum(tensor.nbytes for tensor in (self.embedding, self.norm, *heads, *_tensors(self.layers)))
+
+
+def _moved(weights: W, device: torch.device) -> W:
+    changes: dict[str, Any] = {}
+    for name, value in _present(weights):
+        changes[name] = value.to(device) if isinstance(value, Tensor) else _moved(value, device)
+    return replace(weights, **changes)  # type: ignore[type-var]
+
+
+def _tensors(parts: Iterable[Any]) -> Iterator[Tensor]:
+    for part in parts:
+        if isinstance(part, Tensor):
+            yield part
+        else:
+            yield from _tensors(value for _, value in _present(part))
+
+
+def _present(weights: object) -> list[tuple[str, Any]]:
+    assert is_dataclass(weights), "weights are tensors and dataclasses of them"
+    values = [(field.name, getattr(weights, field.name)) for field in fields(weights)]
+    return [(name, value) for name, value in values if value is not None]
+
+
+# -------------------------------------------------------------------------- collecting
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where the rows of a checkpoint tensor go: `target[first_row : first_row + num_rows]`."""
+    """Where the rows of a checkpoint tensor go: `target[first_row : first_row + shape[0]]`."""
 
     target: str
     first_row: int
@@ -70,18 +104,17 @@ class _Slot:
     num_target_rows: int
 
 
-def collect_llama_weights(
-    spec: ModelSpec, tensors: Iterable[NamedTensor], dtype: torch.dtype
-) -> LlamaWeights:
+def collect_weights(spec: DecoderSpec, tensors: Iterable[NamedTensor], dtype: torch.dtype) -> DecoderWeights:
     """Consumes the tensors one at a time, so that at most one lies beside its copy in memory.
 
-    Raises ConfigError for a tensor that is unknown, missing or of the wrong shape: a weight that is
-    silently left out gives a model that talks nonsense.
+    Norm weights that have an offset stay in float32, as they are computed: near 1, a half-precision
+    number is too coarse for what they hold. Raises ConfigError for a tensor that is unknown, missing or of
+    the wrong shape: a weight that is silently left out gives a model that talks nonsense.
     """
     slots = _slots(spec)
     buffers: dict[str, Tensor] = {}
-    missing = {name for name in slots if not name.endswith(".bias")}
-    for name, tensor in tensors:
+    missing = set(slots)
+    for name, tensor in _unfused(spec, tensors):
         if name == "lm_head.weight" and spec.has_tied_head:
             continue
         if name.endswith("rotary_emb.inv_freq"):  # old checkpoints store this table; we compute it
@@ -94,9 +127,14 @@ def collect_llama_weights(
                 f"tensor {name!r} has shape {tuple(tensor.shape)}, the model's shape asks for {slot.shape}",
                 "source",
             )
+        has_offset = spec.norm_offset != 0 and slot.target.endswith("norm")
         if slot.target not in buffers:
-            buffers[slot.target] = torch.zeros(slot.num_target_rows, *slot.shape[1:], dtype=dtype)
-        buffers[slot.target][slot.first_row : slot.first_row + slot.shape[0]].copy_(tensor)
+            kept = torch.float32 if has_offset else dtype
+            buffers[slot.target] = torch.empty(slot.num_target_rows, *slot.shape[1:], dtype=kept)
+        rows = buffers[slot.target][slot.first_row : slot.first_row + slot.shape[0]]
+        rows.copy_(tensor)
+        if has_offset:
+            rows += spec.norm_offset
         missing.discard(name)
     if missing:
         raise ConfigError(
@@ -105,54 +143,122 @@ def collect_llama_weights(
     return _assemble(spec, buffers)
 
 
-def _assemble(spec: ModelSpec, buffers: dict[str, Tensor]) -> LlamaWeights:
-    layers = tuple(
-        LayerWeights(
-            input_norm=buffers[f"{index}.input_norm"],
-            qkv=buffers[f"{index}.qkv"],
-            qkv_bias=buffers.get(f"{index}.qkv_bias"),
-            attention_output=buffers[f"{index}.attention_output"],
-            attention_output_bias=buffers.get(f"{index}.attention_output_bias"),
-            mlp_norm=buffers[f"{index}.mlp_norm"],
-            gate_up=buffers[f"{index}.gate_up"],
-            down=buffers[f"{index}.down"],
-        )
-        for index in range(spec.num_layers)
-    )
+def _unfused(spec: DecoderSpec, tensors: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
+    """Takes apart what some checkpoints store in one piece (Phi-3's), into views of it."""
+    parts_of = {
+        "qkv_proj": (("q_proj", "k_proj", "v_proj"), (spec.query_width, spec.kv_width, spec.kv_width)),
+        "gate_up_proj": (("gate_proj", "up_proj"), (spec.intermediate_size, spec.intermediate_size)),
+    }
+    for name, tensor in tensors:
+        stem, _, suffix = name.rpartition(".")
+        parent, _, last = stem.rpartition(".")
+        names, widths = parts_of.get(last, ((), ()))
+        if not names or tensor.shape[0] != sum(widths):
+            yield name, tensor
+            continue
+        for part, piece in zip(names, torch.split(tensor, list(widths)), strict=True):
+            yield f"{parent}.{part}.{suffix}", piece
+
+
+def _assemble(spec: DecoderSpec, buffers: dict[str, Tensor]) -> DecoderWeights:
+    def layer(index: int) -> LayerWeights:
+        own = {field.name: buffers.get(f"{index}.{field.name}") for field in fields(LayerWeights)}
+        return LayerWeights(**(own | {"experts": _experts(spec, index, buffers)}))  # type: ignore[arg-type]
+
     embedding = buffers["embedding"]
-    head = embedding if spec.has_tied_head else buffers["head"]
-    return LlamaWeights(embedding=embedding, layers=layers, norm=buffers["norm"], head=head)
+    return DecoderWeights(
+        embedding=embedding,
+        layers=tuple(layer(index) for index in range(spec.num_layers)),
+        norm=buffers["norm"],
+        head=embedding if spec.has_tied_head else buffers["head"],
+    )
 
 
-def _slots(spec: ModelSpec) -> dict[str, _Slot]:
-    hidden, inter = spec.hidden_size, spec.intermediate_size
-    query, kv = spec.query_width, spec.kv_width
-    fused = query + 2 * kv
+def _experts(spec: DecoderSpec, index: int, buffers: dict[str, Tensor]) -> ExpertWeights | None:
+    experts = spec.layers[index].experts
+    if experts is None:
+        return None
+    return ExpertWeights(
+        router=buffers[f"{index}.router"],
+        gate_up=buffers[f"{index}.experts_gate_up"].view(experts.num_experts, -1, spec.hidden_size),
+        down=buffers[f"{index}.experts_down"].view(experts.num_experts, spec.hidden_size, -1),
+    )
 
-    def whole(target: str, *shape: int) -> _Slot:
-        return _Slot(target, 0, shape, shape[0])
 
+def _whole(target: str, *shape: int) -> _Slot:
+    return _Slot(target, 0, shape, shape[0])
+
+
+def _slots(spec: DecoderSpec) -> dict[str, _Slot]:
     slots = {
-        "model.embed_tokens.weight": whole("embedding", spec.vocab_size, hidden),
-        "model.norm.weight": whole("norm", hidden),
+        "model.embed_tokens.weight": _whole("embedding", spec.vocab_size, spec.hidden_size),
+        "model.norm.weight": _whole("norm", spec.hidden_size),
     }
     if not spec.has_tied_head:
-        slots["lm_head.weight"] = whole("head", spec.vocab_size, hidden)
-    for i in range(spec.num_layers):
-        layer = f"model.layers.{i}"
+        slots["lm_head.weight"] = _whole("head", spec.vocab_size, spec.hidden_size)
+    for index, layer in enumerate(spec.layers):
+        slots |= _attention_slots(spec, index)
+        slots |= _mlp_slots(spec, index) if layer.experts is None else _expert_slots(spec, index, layer)
+        slots |= _norm_slots(spec, index)
+    return slots
+
+
+def _attention_slots(spec: DecoderSpec, i: int) -> dict[str, _Slot]:
+    hidden, query, kv = spec.hidden_size, spec.query_width, spec.kv_width
+    fused = query + 2 * kv
+    attention = f"model.layers.{i}.self_attn"
+    slots = {f"{attention}.o_proj.weight": _whole(f"{i}.attention_output", hidden, query)}
+    for part, first_row, rows in (("q", 0, query), ("k", query, kv), ("v", query + kv, kv)):
+        slots[f"{attention}.{part}_proj.weight"] = _Slot(f"{i}.qkv", first_row, (rows, hidden), fused)
+        if spec.has_qkv_bias:
+            slots[f"{attention}.{part}_proj.bias"] = _Slot(f"{i}.qkv_bias", first_row, (rows,), fused)
+    if spec.has_output_bias:
+        slots[f"{attention}.o_proj.bias"] = _whole(f"{i}.attention_output_bias", hidden)
+    if spec.has_query_key_norm:
+        slots[f"{attention}.q_norm.weight"] = _whole(f"{i}.query_norm", spec.head_dim)
+        slots[f"{attention}.k_norm.weight"] = _whole(f"{i}.key_norm", spec.head_dim)
+    return slots
+
+
+def _mlp_slots(spec: DecoderSpec, i: int) -> dict[str, _Slot]:
+    hidden, inter = spec.hidden_size, spec.intermediate_size
+    mlp = f"model.layers.{i}.mlp"
+    slots = {f"{mlp}.down_proj.weight": _whole(f"{i}.down", hidden, inter)}
+    for part, first_row in (("gate", 0), ("up", inter)):
+        slots[f"{mlp}.{part}_proj.weight"] = _Slot(f"{i}.gate_up", first_row, (inter, hidden), 2 * inter)
+        if spec.has_mlp_bias:
+            slots[f"{mlp}.{part}_proj.bias"] = _Slot(f"{i}.gate_up_bias", first_row, (inter,), 2 * inter)
+    if spec.has_mlp_bias:
+        slots[f"{mlp}.down_proj.bias"] = _whole(f"{i}.down_bias", hidden)
+    return slots
+
+
+def _expert_slots(spec: DecoderSpec, i: int, layer: LayerSpec) -> dict[str, _Slot]:
+    assert layer.experts is not None, "only layers with experts have slots for them"
+    count, inter, hidden = layer.experts.num_experts, layer.experts.intermediate_size, spec.hidden_size
+    mlp = f"model.layers.{i}.mlp"
+    slots = {f"{mlp}.gate.weight": _whole(f"{i}.router", count, hidden)}
+    for expert in range(count):
+        name, first_row = f"{mlp}.experts.{expert}", expert * 2 * inter
+        rows, total = (inter, hidden), count * 2 * inter
         slots |= {
-            f"{layer}.input_layernorm.weight": whole(f"{i}.input_norm", hidden),
-            f"{layer}.self_attn.q_proj.weight": _Slot(f"{i}.qkv", 0, (query, hidden), fused),
-            f"{layer}.self_attn.k_proj.weight": _Slot(f"{i}.qkv", query, (kv, hidden), fused),
-            f"{layer}.self_attn.v_proj.weight": _Slot(f"{i}.qkv", query + kv, (kv, hidden), fused),
-            f"{layer}.self_attn.q_proj.bias": _Slot(f"{i}.qkv_bias", 0, (query,), fused),
-            f"{layer}.self_attn.k_proj.bias": _Slot(f"{i}.qkv_bias", query, (kv,), fused),
-            f"{layer}.self_attn.v_proj.bias": _Slot(f"{i}.qkv_bias", query + kv, (kv,), fused),
-            f"{layer}.self_attn.o_proj.weight": whole(f"{i}.attention_output", hidden, query),
-            f"{layer}.self_attn.o_proj.bias": whole(f"{i}.attention_output_bias", hidden),
-            f"{layer}.post_attention_layernorm.weight": whole(f"{i}.mlp_norm", hidden),
-            f"{layer}.mlp.gate_proj.weight": _Slot(f"{i}.gate_up", 0, (inter, hidden), 2 * inter),
-            f"{layer}.mlp.up_proj.weight": _Slot(f"{i}.gate_up", inter, (inter, hidden), 2 * inter),
-            f"{layer}.mlp.down_proj.weight": whole(f"{i}.down", hidden, inter),
+            f"{name}.gate_proj.weight": _Slot(f"{i}.experts_gate_up", first_row, rows, total),
+            f"{name}.up_proj.weight": _Slot(f"{i}.experts_gate_up", first_row + inter, rows, total),
+            f"{name}.down_proj.weight": _Slot(
+                f"{i}.experts_down", expert * hidden, (hidden, inter), count * hidden
+            ),
         }
     return slots
+
+
+def _norm_slots(spec: DecoderSpec, i: int) -> dict[str, _Slot]:
+    layer = f"model.layers.{i}"
+    # With norms on both sides, Hugging Face's name of Llama's second norm means the attention's result.
+    after_attention = "post_attention_norm" if spec.has_post_norms else "mlp_norm"
+    targets = {"input_layernorm": "input_norm", "post_attention_layernorm": after_attention}
+    if spec.has_post_norms:
+        targets |= {"pre_feedforward_layernorm": "mlp_norm", "post_feedforward_layernorm": "post_mlp_norm"}
+    return {
+        f"{layer}.{name}.weight": _whole(f"{i}.{target}", spec.hidden_size)
+        for name, target in targets.items()
+    }

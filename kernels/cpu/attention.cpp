@@ -81,38 +81,57 @@ float maximum_of(const float* scores, int count) {
   return best;
 }
 
+// First key that the token at `position` sees.
+int first_visible(const PagedAttention& call, int position) {
+  return call.window ? std::max(0, position + 1 - call.window) : 0;
+}
+
+void cap_scores(const PagedAttention& call, float* scores, int count) {
+  if (call.softcap == 0.0f) return;
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+    store(scores + i, call.softcap * hyperbolic_tangent(load(scores + i) / call.softcap));
+  for (; i < count; ++i) scores[i] = call.softcap * std::tanh(scores[i] / call.softcap);
+}
+
 void attend_token(const PagedAttention& call, const Item& item) {
   const int group = call.num_heads / call.num_kv_heads;
   const int head_dim = call.head_dim;
   const int context = call.context_lens[item.sequence];
   const int visible = context - (call.query_start[item.sequence + 1] - call.query_start[item.sequence]) +
                       item.first_row + 1;
-  const int padded = round_up(visible, kLanes);
+  const int first = first_visible(call, visible - 1);
+  const int num_keys = visible - first;
+  const int padded = round_up(num_keys, kLanes);
   float* scores = scratch(size_t(group) * padded);
   const int64_t token = call.query_start[item.sequence] + item.first_row;
   const float* query = call.query + token * call.query_stride + item.kv_head * group * head_dim;
   float* output = call.output + (token * call.num_heads + item.kv_head * group) * head_dim;
 
-  for (int start = 0; start < visible; start += call.block_size) {
+  // Page by page; the window may begin and the context end inside of one.
+  const int first_page = first / call.block_size * call.block_size;
+  for (int start = first_page; start < visible; start += call.block_size) {
     const float* keys = page(call.keys, call, item, start);
-    const int count = std::min(call.block_size, visible - start);
-    for (int i = 0; i < count; ++i)
+    const int end = std::min(start + call.block_size, visible);
+    for (int key = std::max(start, first); key < end; ++key)
       for (int row = 0; row < group; ++row)
-        scores[row * padded + start + i] =
-            call.scale * dot(query + row * head_dim, keys + i * head_dim, head_dim);
+        scores[row * padded + key - first] =
+            call.scale * dot(query + row * head_dim, keys + (key - start) * head_dim, head_dim);
   }
   for (int row = 0; row < group; ++row) {
     float* of_row = scores + row * padded;
-    const float total = softmax_numerators(of_row, visible, padded, maximum_of(of_row, visible));
-    for (int i = 0; i < visible; ++i) of_row[i] /= total;
+    cap_scores(call, of_row, num_keys);
+    const float total = softmax_numerators(of_row, num_keys, padded, maximum_of(of_row, num_keys));
+    for (int i = 0; i < num_keys; ++i) of_row[i] /= total;
   }
   std::fill(output, output + group * head_dim, 0.0f);
-  for (int start = 0; start < visible; start += call.block_size) {
+  for (int start = first_page; start < visible; start += call.block_size) {
     const float* values = page(call.values, call, item, start);
-    const int count = std::min(call.block_size, visible - start);
-    for (int i = 0; i < count; ++i)
+    const int end = std::min(start + call.block_size, visible);
+    for (int key = std::max(start, first); key < end; ++key)
       for (int row = 0; row < group; ++row)
-        add_scaled(output + row * head_dim, scores[row * padded + start + i], values + i * head_dim, head_dim);
+        add_scaled(output + row * head_dim, scores[row * padded + key - first], values + (key - start) * head_dim,
+                   head_dim);
   }
 }
 
@@ -195,18 +214,23 @@ void attend_tile(const PagedAttention& call, const Item& item) {
     for (int d = 0; d < head_dim; ++d) query[row * padded_dim + d] = source[d] * call.scale;
   }
 
-  for (int start = 0; start < visible; start += kTileKeys) {
+  // From the first key that the tile's first token sees: no token of the tile sees an earlier one.
+  for (int start = first_visible(call, first_position); start < visible; start += kTileKeys) {
     const int count = std::min(kTileKeys, visible - start);
     copy_tile(call, item, start, count, keys, values, padded_dim);
     std::fill(scores, scores + num_rows * kTileKeys, 0.0f);
     multiply(query, padded_dim, keys, kTileKeys, scores, kTileKeys, num_rows, kTileKeys, head_dim);
     for (int row = 0; row < num_rows; ++row) {
       float* of_row = scores + row * kTileKeys;
-      const int unmasked = std::min(count, first_position + row / group + 1 - start);
-      if (unmasked <= 0) {  // the whole tile lies after this token
+      const int position = first_position + row / group;
+      const int unmasked = std::min(count, position + 1 - start);
+      const int masked = std::max(0, first_visible(call, position) - start);  // before the window
+      if (unmasked <= masked) {  // this token sees none of these keys
         std::fill(of_row, of_row + kTileKeys, 0.0f);
         continue;
       }
+      cap_scores(call, of_row, unmasked);
+      std::fill(of_row, of_row + masked, -std::numeric_limits<float>::infinity());
       const float maximum = std::max(maxima[row], maximum_of(of_row, unmasked));
       const float shrink = std::exp(maxima[row] - maximum);  // 0 for the first tile
       totals[row] = totals[row] * shrink + softmax_numerators(of_row, unmasked, kTileKeys, maximum);

@@ -18,7 +18,9 @@ struct PagedAttention {
   int num_kv_heads;
   int head_dim;
   int block_size;
+  int window;  // keys that a token sees, its own included; 0: all before it
   float scale;
+  float softcap;  // scores become softcap * tanh(score / softcap); 0: they stay
 };
 
 void paged_attention(const PagedAttention& call, int num_threads);

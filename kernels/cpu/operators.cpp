@@ -54,8 +54,7 @@ void headrace_rms_norm(const float* x, int64_t x_stride, float* residual, int64_
 
 void headrace_rotary(float* query, int64_t query_stride, int64_t num_heads, float* key, int64_t key_stride,
                      int64_t num_kv_heads, const int64_t* positions, const float* cos, const float* sin,
-                     int64_t num_tokens, int64_t head_dim, int num_threads) {
-  const int64_t half = head_dim / 2;
+                     int64_t num_tokens, int64_t head_dim, int64_t half, int num_threads) {
 #pragma omp parallel for num_threads(num_threads) if (num_tokens * num_heads * head_dim >= kParallelFloats)
   for (int64_t token = 0; token < num_tokens; ++token) {
     const float* cos_row = cos + positions[token] * half;
@@ -83,6 +82,26 @@ void headrace_silu_and_mul(const float* gate_up, int64_t stride, float* output, 
   }
 }
 
+void headrace_gelu_tanh_and_mul(const float* gate_up, int64_t stride, float* output, int64_t num_rows,
+                                int64_t width, int num_threads) {
+  constexpr float kRoot = 0.79788456f;  // sqrt(2 / pi)
+#pragma omp parallel for num_threads(num_threads) if (num_rows * width >= kParallelFloats)
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const float* gate = gate_up + row * stride;
+    const float* up = gate + width;
+    float* target = output + row * width;
+    int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) {
+      const Vector g = load(gate + i);
+      store(target + i, g * 0.5f * (1.0f + hyperbolic_tangent(kRoot * (g + 0.044715f * g * g * g))) * load(up + i));
+    }
+    for (; i < width; ++i) {
+      const float g = gate[i];
+      target[i] = g * 0.5f * (1.0f + std::tanh(kRoot * (g + 0.044715f * g * g * g))) * up[i];
+    }
+  }
+}
+
 void headrace_write_kv(const float* key, int64_t key_stride, const float* value, int64_t value_stride,
                        float* key_cache, float* value_cache, const int64_t* slots, int64_t num_tokens,
                        int64_t num_kv_heads, int64_t block_size, int64_t head_dim) {
@@ -100,9 +119,10 @@ void headrace_write_kv(const float* key, int64_t key_stride, const float* value,
 void headrace_paged_attention(const float* query, int64_t query_stride, const float* keys, const float* values,
                               float* output, const int32_t* query_start, const int32_t* context_lens,
                               const int32_t* block_tables, int64_t max_blocks, int num_seqs, int num_heads,
-                              int num_kv_heads, int head_dim, int block_size, float scale, int num_threads) {
+                              int num_kv_heads, int head_dim, int block_size, int window, float scale,
+                              float softcap, int num_threads) {
   paged_attention({query, query_stride, keys, values, output, query_start, context_lens, block_tables, max_blocks,
-                   num_seqs, num_heads, num_kv_heads, head_dim, block_size, scale},
+                   num_seqs, num_heads, num_kv_heads, head_dim, block_size, window, scale, softcap},
                   num_threads);
 }
 

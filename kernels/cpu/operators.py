@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import c_float, c_int, c_int64, c_void_p
 
 import torch
@@ -15,10 +16,11 @@ from kernels.reference import ReferenceOperators
 
 _SIGNATURES = {
     "headrace_rms_norm": "pipippiifn",
-    "headrace_rotary": "piipiipppiin",
+    "headrace_rotary": "piipiipppiiin",
     "headrace_silu_and_mul": "pipiin",
+    "headrace_gelu_tanh_and_mul": "pipiin",
     "headrace_write_kv": "pipipppiiii",
-    "headrace_paged_attention": "pippppppi" + "nnnnn" + "fn",
+    "headrace_paged_attention": "pippppppi" + "nnnnnn" + "ffn",
 }
 _CTYPES = {"p": c_void_p, "i": c_int64, "n": c_int, "f": c_float}
 
@@ -46,6 +48,7 @@ class CpuOperators:
         self._rms_norm = library.headrace_rms_norm
         self._rotary = library.headrace_rotary
         self._silu_and_mul = library.headrace_silu_and_mul
+        self._gelu_tanh_and_mul = library.headrace_gelu_tanh_and_mul
         self._write_kv = library.headrace_write_kv
         self._paged_attention = library.headrace_paged_attention
 
@@ -92,6 +95,7 @@ class CpuOperators:
             sin.data_ptr(),
             num_tokens,
             head_dim,
+            cos.shape[1],
             self._num_threads,
         )
         return None
@@ -99,9 +103,17 @@ class CpuOperators:
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         if gate_up.dtype != torch.float32:
             return self._reference.silu_and_mul(gate_up)
+        return self._gated(self._silu_and_mul, gate_up)
+
+    def gelu_tanh_and_mul(self, gate_up: Tensor) -> Tensor:
+        if gate_up.dtype != torch.float32:
+            return self._reference.gelu_tanh_and_mul(gate_up)
+        return self._gated(self._gelu_tanh_and_mul, gate_up)
+
+    def _gated(self, function: Callable[..., None], gate_up: Tensor) -> Tensor:
         rows, double_width = gate_up.shape
         output = torch.empty(rows, double_width // 2)
-        self._silu_and_mul(
+        function(
             gate_up.data_ptr(),
             gate_up.stride(0),
             output.data_ptr(),
@@ -133,10 +145,20 @@ class CpuOperators:
         return None
 
     def paged_attention(
-        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
         if query.dtype != torch.float32:
-            return self._reference.paged_attention(query, key_cache, value_cache, metadata, scale)
+            return self._reference.paged_attention(
+                query, key_cache, value_cache, metadata, scale, window=window, softcap=softcap
+            )
         num_tokens, num_heads, head_dim = query.shape
         output = torch.empty(num_tokens, num_heads, head_dim)
         self._paged_attention(
@@ -154,7 +176,9 @@ class CpuOperators:
             key_cache.shape[1],
             head_dim,
             key_cache.shape[2],
+            window or 0,
             scale,
+            softcap or 0.0,
             self._num_threads,
         )
         return output

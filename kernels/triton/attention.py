@@ -23,6 +23,8 @@ def _paged_attention_kernel(
     context_lens,  # int32 [num_seqs]
     block_tables,  # int32 [num_seqs, max_blocks]
     scale,
+    softcap,  # read when has_softcap
+    window,  # read when has_window
     query_stride,  # from token to token
     max_blocks,
     num_heads: tl.constexpr,
@@ -34,6 +36,8 @@ def _paged_attention_kernel(
     num_rows: tl.constexpr,  # >= tile_tokens * group
     tile_tokens: tl.constexpr,
     tile_keys: tl.constexpr,
+    has_softcap: tl.constexpr,
+    has_window: tl.constexpr,
 ):
     """A program: one sequence, one KV head, `tile_tokens` query tokens; row = token * group + head.
 
@@ -65,12 +69,15 @@ def _paged_attention_kernel(
     )
     position = context_len - num_tokens + token  # of each row in its context
     last_token = tl.minimum(first_token + tile_tokens, num_tokens) - 1
-    visible = context_len - num_tokens + last_token + 1  # keys that any row may see
+    visible = context_len - num_tokens + last_token + 1  # keys before this one may be seen by some row
+    first_key = 0
+    if has_window:
+        first_key = tl.maximum(context_len - num_tokens + first_token + 1 - window, 0)
 
     maximum = tl.full([num_rows], float("-inf"), tl.float32)
     total = tl.zeros([num_rows], tl.float32)
     accumulator = tl.zeros([num_rows, padded_dim], tl.float32)
-    for tile_start in range(0, visible, tile_keys):
+    for tile_start in range(first_key, visible, tile_keys):
         key_position = tile_start + tl.arange(0, tile_keys)
         is_key = key_position < visible
         block = tl.load(
@@ -82,11 +89,17 @@ def _paged_attention_kernel(
         # Slots past the context may hold NaN, so they must be read as 0, not weighted by 0.
         v = tl.load(values + offset[:, None] + dims[None, :], mask=key_mask, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        # Every row sees key 0, so after the first tile no maximum is -inf.
-        scores = tl.where(key_position[None, :] <= position[:, None], scores, float("-inf"))
+        if has_softcap:
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # tanh
+        is_seen = key_position[None, :] <= position[:, None]
+        if has_window:
+            is_seen &= key_position[None, :] > position[:, None] - window
+        scores = tl.where(is_seen, scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        shrink = tl.exp(maximum - new_maximum)
-        weights = tl.exp(scores - new_maximum[:, None])
+        # A row whose window begins after this tile has seen nothing yet: -inf - -inf would be NaN.
+        subtracted = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        shrink = tl.exp(maximum - subtracted)
+        weights = tl.exp(scores - subtracted[:, None])
         total = total * shrink + tl.sum(weights, 1)
         accumulator = accumulator * shrink[:, None]
         accumulator += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
@@ -97,7 +110,14 @@ def _paged_attention_kernel(
 
 
 def paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    *,
+    window: int | None,
+    softcap: float | None,
 ) -> Tensor:
     """Contract: `kernels.operators.Operators.paged_attention`."""
     num_tokens, num_heads, head_dim = query.shape
@@ -118,6 +138,8 @@ def paged_attention(
         metadata.context_lens,
         metadata.block_tables,
         scale,
+        softcap or 1.0,
+        window or 0,
         query.stride(0),
         metadata.block_tables.stride(0),
         num_heads=num_heads,
@@ -129,5 +151,7 @@ def paged_attention(
         num_rows=num_rows,
         tile_tokens=tile_tokens,
         tile_keys=_TILE_KEYS,
+        has_softcap=softcap is not None,
+        has_window=window is not None,
     )
     return output

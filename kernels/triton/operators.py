@@ -25,6 +25,14 @@ class TritonOperators(ReferenceOperators):
         return rms_norm(x, residual, weight, eps)
 
     def paged_attention(
-        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
-        return paged_attention(query, key_cache, value_cache, metadata, scale)
+        return paged_attention(query, key_cache, value_cache, metadata, scale, window=window, softcap=softcap)

@@ -31,8 +31,9 @@ def _rms_norm_kernel(
         tl.store(residual + row * residual_stride + columns, value, mask=mask)
     wide = value.to(tl.float32)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
-    scaled = normed.to(value.dtype) * tl.load(weight + columns, mask=mask, other=0.0)
-    tl.store(output + row * width + columns, scaled, mask=mask)
+    factor = tl.load(weight + columns, mask=mask, other=0.0)
+    scaled = normed.to(factor.dtype) * factor
+    tl.store(output + row * width + columns, scaled.to(output.dtype.element_ty), mask=mask)
 
 
 def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,10 +28,10 @@ def cpu() -> Operators:
     return select_operators("cpu", "cpu", num_threads=2)
 
 
-def attention_error(operators: Operators, batch: PagedBatch) -> float:
+def attention_error(operators: Operators, batch: PagedBatch, **options: Any) -> float:
     arguments = (batch.query, batch.keys, batch.values, batch.metadata, batch.scale)
-    ours = operators.paged_attention(*arguments)
-    error = (ours - REFERENCE.paged_attention(*arguments)).abs().max()
+    ours = operators.paged_attention(*arguments, **options)
+    error = (ours - REFERENCE.paged_attention(*arguments, **options)).abs().max()
     return float(error)  # NaN, if anything foreign was read, is not below any tolerance
 
 
@@ -68,7 +69,44 @@ def test_attention_of_random_batches(cpu: Operators, data: st.DataObject) -> Non
         head_dim=2 * data.draw(st.integers(1, 40)),
         seed=data.draw(st.integers(0, 1000)),
     )
-    assert attention_error(cpu, batch) < TOLERANCE
+    window = data.draw(st.none() | st.integers(1, 210))
+    softcap = data.draw(st.none() | st.floats(0.5, 50.0))
+    assert attention_error(cpu, batch, window=window, softcap=softcap) < TOLERANCE
+
+
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 63, 64, 65, 149, 150, 1000])
+@pytest.mark.parametrize("block_size", [1, 16, 100])
+def test_a_window_that_begins_at_borders_of_pages_and_tiles(
+    cpu: Operators, window: int, block_size: int
+) -> None:
+    batch = make_batch(
+        [1, 1, 1, 7, 140, 97],
+        [1, window, window + 1, 40, 150, 200],
+        block_size=block_size,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=24,
+    )
+    assert attention_error(cpu, batch, window=window) < TOLERANCE
+
+
+def test_a_window_hides_all_but_the_last_keys() -> None:
+    batch = make_batch([3], [10], block_size=4, num_heads=1, num_kv_heads=1, head_dim=8)
+    arguments = (batch.query, batch.keys, batch.values, batch.metadata, batch.scale)
+    alone = REFERENCE.paged_attention(*arguments, window=1)
+    own_value = batch.values.flatten(1, 2)[batch.metadata.block_tables[0].long()].flatten(0, 1)[7:10]
+    torch.testing.assert_close(alone[:, 0], own_value)
+    torch.testing.assert_close(
+        REFERENCE.paged_attention(*arguments, window=10), REFERENCE.paged_attention(*arguments)
+    )
+
+
+@pytest.mark.parametrize("softcap", [1.0, 30.0])
+@pytest.mark.parametrize("window", [None, 20])
+def test_capped_scores_saturate(cpu: Operators, softcap: float, window: int | None) -> None:
+    batch = make_batch([1, 40], [90, 90], block_size=16, num_heads=2, num_kv_heads=1, head_dim=32)
+    batch.query[:, 1].mul_(100.0)  # far beyond the cap; the other head stays below it
+    assert attention_error(cpu, batch, window=window, softcap=softcap) < TOLERANCE
 
 
 def test_attention_with_scores_far_apart_stays_finite(cpu: Operators) -> None:
@@ -104,11 +142,27 @@ def test_rotary_turns_only_the_heads_it_is_given(cpu: Operators) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-def test_silu_saturates_without_overflow(cpu: Operators) -> None:
+def test_rotary_of_a_part_of_the_dimensions_leaves_the_rest(cpu: Operators) -> None:
     torch.manual_seed(0)
-    gate_up = torch.randn(5, 2 * 77) * 60
-    gate_up[0, :4] = torch.tensor([-1e4, 1e4, -88.5, 88.5])
-    torch.testing.assert_close(cpu.silu_and_mul(gate_up), REFERENCE.silu_and_mul(gate_up))
+    angles, positions = torch.rand(50, 6), torch.randint(0, 50, (9,))
+    query, key = torch.randn(9, 4, 20), torch.randn(9, 2, 20)
+    ours, theirs = (query.clone(), key.clone()), (query.clone(), key.clone())
+    cpu.rotary(*ours, positions, angles.cos(), angles.sin())
+    REFERENCE.rotary(*theirs, positions, angles.cos(), angles.sin())
+    torch.testing.assert_close(ours, theirs)
+    assert torch.equal(ours[0][..., 12:], query[..., 12:])
+    assert not torch.equal(ours[1][..., 6:12], key[..., 6:12])
+
+
+@pytest.mark.parametrize("name", ["silu_and_mul", "gelu_tanh_and_mul"])
+def test_gates_saturate_without_overflow(cpu: Operators, name: str) -> None:
+    torch.manual_seed(0)
+    gate_up = torch.randn(5, 2 * 77) * torch.tensor([[1.0], [60.0], [5.0], [0.01], [60.0]])
+    gate_up[1, :4] = torch.tensor([-1e4, 1e4, -88.5, 88.5])
+    # GELU is a difference of nearly equal numbers far below 0: 1e-6 absolute is float32 at work.
+    torch.testing.assert_close(
+        getattr(cpu, name)(gate_up), getattr(REFERENCE, name)(gate_up), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_write_kv_touches_only_its_slots(cpu: Operators) -> None:
@@ -127,6 +181,12 @@ def test_write_kv_touches_only_its_slots(cpu: Operators) -> None:
 def test_other_types_than_float32_go_to_the_reference(cpu: Operators) -> None:
     x, weight = torch.randn(3, 8).bfloat16(), torch.randn(8).bfloat16()
     assert torch.equal(cpu.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5))
+
+
+def test_a_norm_with_wide_weights_is_rounded_once() -> None:
+    x, weight = torch.randn(3, 8).bfloat16(), 1 + torch.randn(8) / 100
+    normed = REFERENCE.rms_norm(x, weight, 1e-5)
+    assert torch.equal(normed, REFERENCE.rms_norm(x.float(), weight, 1e-5).bfloat16())
 
 
 def test_an_unknown_back_end_is_answered_with_the_known_ones() -> None:
