@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 import psutil
-from rich.table import Table
+from rich.table import Column, Table
 
 from compose.run_directory import StackRecord
 from shared.identifiers import EngineEpoch, EngineId
@@ -41,8 +41,8 @@ def engine_rows(records: Sequence[EngineRecord], stack: StackRecord | None) -> l
 
 def engine_table(rows: Sequence[EngineRow], stack: StackRecord | None) -> Table:
     table = Table(
+        Column("engine", no_wrap=True, min_width=max((len(row.engine_id) for row in rows), default=0)),
         *(
-            "engine",
             "model",
             "state",
             "running",

@@ -152,8 +152,9 @@ class RunDirectory:
 
 
 def read_stack(path: Path) -> StackRecord | None:
-    """None when no stack is ready there."""
-    return _read(path / "stack.json", StackRecord)
+    """None when no stack is ready there. What a stack that was killed has left behind does not count."""
+    stack = _read(path / "stack.json", StackRecord)
+    return stack if stack is not None and _is_alive(stack.pids.supervisor) else None
 
 
 def read_secrets(path: Path) -> StackSecrets | None:
@@ -222,3 +223,13 @@ def _may_be_used(path: Path) -> bool:
     return (
         stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700
     )
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is there, and somebody else's
+        return True
+    return True

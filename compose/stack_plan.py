@@ -16,7 +16,7 @@ from shared.identifiers import EngineId
 
 GATEWAY = "gateway"
 VALKEY = "valkey"
-GATEWAY_END_MARGIN_S = 5.0  # beyond its own drain time-out
+GATEWAY_END_MARGIN_S = 10.0  # beyond its drain time-out: last words, spans, slots
 ENGINE_STOP_TIMEOUT_S = 10.0
 VALKEY_STOP_TIMEOUT_S = 5.0
 SECRET_VARIABLES = (REDIS_URL, KEY_PEPPER, ADMIN_TOKEN)

@@ -228,7 +228,10 @@ class Supervisor:
     def _write_stack(self) -> None:
         if self._stack is not None:
             self._stack = msgspec.structs.replace(self._stack, pids=self._pids())
-            self._directory.write_stack(self._stack)
+            try:
+                self._directory.write_stack(self._stack)
+            except OSError as error:  # a full disk, a directory that was removed: serving goes on
+                self._console.log("headrace", f"stack.json cannot be written: {error}")
 
     # ---- ending
 

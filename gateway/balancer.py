@@ -18,6 +18,7 @@ AFFINITY_LOAD_FACTOR = 1.5  # a known one stays up to this many times the mean .
 AFFINITY_SLACK_TOKENS = 2048  # ... or while it waits for no more than this above the mean
 SETTLED_HALF_LIFE_S = 60.0
 MAX_REMEMBERED_PREFIXES = 50_000
+MAX_REMEMBERED_ENGINES = 256
 
 
 class Candidate(Protocol):
@@ -103,10 +104,11 @@ class Balancer:
         self, engines: Sequence[Candidate], prefix: str, cost_tokens: int, now: float
     ) -> tuple[Candidate, bool]:
         """A home for a new prefix, and whether it is the first in the prefix's own order."""
+        if len(self._settled) > MAX_REMEMBERED_ENGINES:  # names of engines that are long gone
+            self._settled = {name: sum_ for name, sum_ in self._settled.items() if sum_.value(now) >= 1}
         loads = {
-            engine.engine_id: engine.load_tokens
-            + self._settled.setdefault(engine.engine_id, _DecayingSum()).value(now)
-            for engine in engines
+            e.engine_id: e.load_tokens + self._settled.setdefault(e.engine_id, _DecayingSum()).value(now)
+            for e in engines
         }
         bound = LOAD_FACTOR * (sum(loads.values()) + cost_tokens) / len(engines)
         order = sorted(engines, key=lambda engine: _score(prefix, engine.engine_id), reverse=True)

@@ -48,7 +48,14 @@ EXPECTED_OUTPUT_TOKENS = 256  # what a request is taken to generate when it may 
 
 
 class EngineLostError(Exception):
-    """The engine died or fell silent; what ran there is lost."""
+    """The engine died or fell silent; what ran there is lost.
+
+    `by_a_step` says that one of its own steps failed: whatever was in that step may fail elsewhere, too.
+    """
+
+    def __init__(self, message: str, *, by_a_step: bool = False) -> None:
+        super().__init__(message)
+        self.by_a_step = by_a_step
 
 
 class EngineRejectedError(Exception):
@@ -151,7 +158,7 @@ class EngineLink:
 
     async def run(self) -> None:
         """Serves the link until the engine is lost, then fails what still ran."""
-        reason = "the link was closed"
+        loss = EngineLostError("the link was closed")
         try:
             self._send(self._hello)
             async with asyncio.TaskGroup() as tasks:
@@ -159,9 +166,10 @@ class EngineLink:
                 tasks.create_task(self._watch_connection())
                 tasks.create_task(self._watch_silence())
         except* EngineLostError as group:
-            reason = str(group.exceptions[0])
+            [loss, *_] = [each for each in group.exceptions if isinstance(each, EngineLostError)]
+            logger.warning("engine %s (epoch %s) is lost: %s", self.engine_id, self.epoch, loss)
         finally:
-            self._close(reason)
+            self._close(loss.by_a_step)
 
     async def _receive(self) -> None:
         while True:
@@ -196,7 +204,7 @@ class EngineLink:
             case Bye():
                 self.state = LinkState.DRAINING
             case Dead():
-                raise EngineLostError(f"it died: {message.reason}")
+                raise EngineLostError(f"it died: {message.reason}", by_a_step=True)
             case _:
                 raise EngineLostError(f"it sent a {type(message).__name__}, which only gateways send")
 
@@ -212,7 +220,10 @@ class EngineLink:
         if hello.epoch != self.epoch:
             raise EngineLostError("it was restarted before we connected")
         self._card = hello.model
-        self._tokenizer = await self._load_tokenizer(hello)
+        try:
+            self._tokenizer = await self._load_tokenizer(hello)
+        except Exception as error:  # somebody else's template or tokenizer file: any error is possible
+            raise EngineLostError(f"its text bundle cannot be used: {error}") from error
         self.state = LinkState.READY
         logger.info("engine %s (epoch %s) is ready for %s", self.engine_id, self.epoch, self.model)
 
@@ -229,8 +240,12 @@ class EngineLink:
 
     async def _watch_silence(self) -> None:
         """Notices an engine that is stopped or cut off, whose connection stays open."""
+        interval_s = SILENCE_LIMIT_S / 5
         while True:
-            await asyncio.sleep(SILENCE_LIMIT_S / 5)
+            slept_from = self._clock()
+            await asyncio.sleep(interval_s)
+            if self._clock() - slept_from > 2 * interval_s:
+                self._heard_at = self._clock()  # it was us who stood still: messages may wait to be read
             if self._clock() - self._heard_at > SILENCE_LIMIT_S:
                 raise EngineLostError(f"nothing was heard from it for {SILENCE_LIMIT_S:.0f} s")
 
@@ -247,12 +262,10 @@ class EngineLink:
         self.outstanding_tokens -= running.cost_tokens
         return True
 
-    def _close(self, reason: str) -> None:
-        if self.state is not LinkState.LOST:
-            logger.warning("engine %s (epoch %s) is lost: %s", self.engine_id, self.epoch, reason)
+    def _close(self, by_a_step: bool) -> None:
         self.state = LinkState.LOST
-        for running in self._running.values():
-            running.mailbox.fail(EngineLostError(f"engine {self.engine_id} was lost: {reason}"))
+        for running in self._running.values():  # clients read this: the reason is for our log only
+            running.mailbox.fail(EngineLostError(f"engine {self.engine_id} was lost", by_a_step=by_a_step))
         self._running.clear()
         self.outstanding_tokens = 0
         with contextlib.suppress(zmq.ZMQError):  # closing twice

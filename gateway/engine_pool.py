@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 import redis.asyncio
+import zmq
 import zmq.asyncio
 
 from gateway.breaker import RedisBreaker, RedisUnavailableError
@@ -22,6 +23,7 @@ from shared.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 DISCOVERY_INTERVAL_S = 0.25
+FORGET_LOSS_S = ENGINE_RECORD_LIFETIME_S + 1  # a record of a dead engine is gone by then
 
 
 class TokenizerCache:
@@ -70,6 +72,7 @@ class EnginePool:
         self._links: dict[EngineId, EngineLink] = {}
         self._tasks: dict[EngineLink, asyncio.Task[None]] = {}
         self._lost_at: dict[EngineEpoch, float] = {}
+        self._reported: dict[EngineId, str] = {}
 
     @property
     def links(self) -> list[EngineLink]:
@@ -90,7 +93,10 @@ class EnginePool:
             except RedisUnavailableError:
                 records = []
             for record in records:
-                self._link_if_new(record)
+                try:
+                    self._link_if_new(record)
+                except zmq.ZMQError as error:  # an address that is none must not hide the other engines
+                    self._report_once(record.engine_id, f"cannot connect to {record.address!r}: {error}")
             await asyncio.sleep(DISCOVERY_INTERVAL_S)
 
     async def close(self) -> None:
@@ -116,8 +122,13 @@ class EnginePool:
             try:
                 records.append(from_json(EngineRecord, value))
             except msgspec.DecodeError as error:
-                logger.error("the record of engine %s cannot be read: %s", engine_id, error)
+                self._report_once(engine_id, f"its record cannot be read: {error}")
         return records
+
+    def _report_once(self, engine_id: EngineId, problem: str) -> None:
+        if self._reported.get(engine_id) != problem:  # the registry is read four times a second
+            self._reported[engine_id] = problem
+            logger.error("engine %s: %s", engine_id, problem)
 
     def _link_if_new(self, record: EngineRecord) -> None:
         if record.state != "ready":
@@ -128,7 +139,7 @@ class EnginePool:
         # The record of an engine that died outlives it. One that is still written after that
         # lifetime shows that only the connection was lost.
         lost_at = self._lost_at.get(record.epoch)
-        if lost_at is not None and self._clock() - lost_at < ENGINE_RECORD_LIFETIME_S + 1:
+        if lost_at is not None and self._clock() - lost_at < FORGET_LOSS_S:
             return
         link = EngineLink(
             record, self._context, self._gateway_id, self._tokenizers.hashes, self._tokenizers.load
@@ -142,7 +153,12 @@ class EnginePool:
         try:
             await link.run()
         finally:
-            self._lost_at[link.epoch] = self._clock()
+            self._remember_loss(link.epoch)
             if self._links.get(link.engine_id) is link:
                 del self._links[link.engine_id]
             del self._tasks[link]
+
+    def _remember_loss(self, epoch: EngineEpoch) -> None:
+        now = self._clock()
+        recent = {lost: at for lost, at in self._lost_at.items() if now - at < FORGET_LOSS_S}
+        self._lost_at = recent | {epoch: now}

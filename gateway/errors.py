@@ -86,6 +86,16 @@ def too_large(max_body_bytes: int) -> ApiError:
     )
 
 
+def body_timed_out(timeout_s: float) -> ApiError:
+    return ApiError(
+        408,
+        f"The request body did not arrive within {timeout_s:g} seconds.",
+        kind="invalid_request_error",
+        code="timeout",
+        retry_after_s=1.0,
+    )
+
+
 def unsupported_media_type(content_type: str) -> ApiError:
     return ApiError(
         415,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -89,7 +88,8 @@ class _Continuation:
         shown = token_ids[:-1] if update.stop_token_id is not None else token_ids
         text = self.detokenizer.append(shown)
         # The engine may have run on past a stop string; those tokens are nobody's answer.
-        self.num_output_tokens = self.detokenizer.num_tokens + len(token_ids) - len(shown)
+        num_hidden = 0 if self.detokenizer.stopped else len(token_ids) - len(shown)
+        self.num_output_tokens = self.detokenizer.num_tokens + num_hidden
         self.finish_reason = "stop" if self.detokenizer.stopped else update.finish_reason
         if self.finish_reason is not None:
             text += self.detokenizer.finish()
@@ -108,17 +108,19 @@ class Generation:
         balancer: Balancer,
         span: trace.Span,
         first_token_timeout_s: float,
+        on_placed: Callable[[Choice], None],
     ) -> None:
         self._plan = plan
         self._pool = pool
         self._balancer = balancer
         self._span = span
         self._first_token_timeout_s = first_token_timeout_s
+        self._on_placed = on_placed
         self._continuations: dict[RequestId, _Continuation] = {}
         self._mailbox: Mailbox | None = None
         self._link: EngineLink | None = None
         self._has_tokens = False
-        self.first_token_at: float | None = None
+        self._has_moved = False
         self.choice: Choice | None = None
 
     def start(self) -> None:
@@ -130,6 +132,7 @@ class Generation:
         max_tokens = self._plan.sampling.max_tokens
         cost = sum(cost_of(len(p.token_ids), max_tokens) * num_sequences for p in self._plan.prompts)
         self.choice = self._balancer.choose(engines, self._plan.prompts[0].prefix_hash, cost)
+        self._on_placed(self.choice)
         link = next(engine for engine in engines if engine.engine_id == self.choice.engine_id)
         self._link = link
         self._continuations = self._make_continuations(link.tokenizer)
@@ -145,10 +148,11 @@ class Generation:
             try:
                 pending = await self._take()
             except EngineLostError as error:
-                if self._has_tokens or not self._pool.ready(self._plan.model):
+                may_move = not (self._has_tokens or self._has_moved or error.by_a_step)
+                if not (may_move and self._pool.ready(self._plan.model)):
                     raise upstream_error(f"The request was interrupted: {error}.") from error
                 # Nothing was shown yet, and another engine is there.
-                self._has_tokens = True  # once: a request that kills engines must not kill them all
+                self._has_moved = True  # once: a request that kills engines must not kill them all
                 self.start()
                 unfinished = set(self._continuations)
                 continue
@@ -184,17 +188,18 @@ class Generation:
     async def _take(self) -> dict[RequestId, PendingUpdate]:
         assert self._mailbox is not None, "start comes first"
         try:
-            async with asyncio.timeout(None if self._has_tokens else self._first_token_timeout_s):
+            if self._has_tokens:
                 pending = await self._mailbox.take()
+            else:
+                async with asyncio.timeout(self._first_token_timeout_s):
+                    pending = await self._mailbox.take()
         except TimeoutError as error:
             raise timed_out("The engine did not produce a first token in time.") from error
         except EngineRejectedError as error:
             raise _from_reject(error.reject) from error
         except MailboxOverflowError as error:
             raise upstream_error(f"The request failed: {error}.") from error
-        if not self._has_tokens:
-            self._has_tokens = True
-            self.first_token_at = time.monotonic()
+        self._has_tokens = True
         return pending
 
     def _make_continuations(self, tokenizer: Tokenizer) -> dict[RequestId, _Continuation]:
@@ -208,6 +213,7 @@ class Generation:
                     plan.stop,
                     include_stop_in_output=plan.include_stop_in_output,
                     skip_special_tokens=plan.skip_special_tokens,
+                    min_tokens=plan.sampling.min_tokens,
                 )
                 continuation = _Continuation(len(continuations), prompt, detokenizer)
                 continuations[fresh_request_id()] = continuation

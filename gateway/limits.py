@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 SLOT_LIFETIME_S = 60.0  # a gateway that dies gives its slots back after this
 SLOT_REFRESH_INTERVAL_S = 20.0
+RELEASE_RETRY_S = 1.0
+DRAIN_TIMEOUT_S = 2.0
 
 
 @dataclass(slots=True, eq=False)
@@ -67,16 +69,21 @@ class Limiter:
         tenant_id = TenantId(tenant.name)
         if tenant.requests_per_minute is None and tenant.max_concurrency is None:
             return Reservation(tenant_id, slot_id, holds_slot=False)
+        script = asyncio.create_task(self._breaker.call(lambda: self._run_script(tenant, slot_id)))
         try:
-            answer = await self._breaker.call(lambda: self._run_script(tenant, slot_id))
+            answer = await asyncio.shield(script)
         except asyncio.CancelledError:
-            # The client left while we waited; the script may have run, or may still run.
-            self.release(Reservation(tenant_id, slot_id, tenant.max_concurrency is not None))
+            # The client left while we waited. Whatever the script still takes is given back after it.
+            taken = Reservation(tenant_id, slot_id, tenant.max_concurrency is not None)
+            script.add_done_callback(lambda done: self._release_after(done, taken))
             raise
         except RedisUnavailableError as error:
+            # Redis may be slow rather than gone: the script may still run, and take a slot.
+            unsure = Reservation(tenant_id, slot_id, holds_slot=tenant.max_concurrency is not None)
             if self._on_redis_failure == "fail_closed":
+                self.release(unsure)
                 raise unavailable("Limits cannot be checked at the moment.", 1.0) from error
-            return Reservation(tenant_id, slot_id, holds_slot=False)
+            return unsure
         if answer[0] == 0:
             raise _refusal(tenant, answer[1].decode(), answer[2] / 1e6)
         reservation = Reservation(
@@ -100,9 +107,14 @@ class Limiter:
         self._releases.add(task)  # the loop itself holds tasks only weakly
         task.add_done_callback(self._releases.discard)
 
+    def _release_after(self, script: asyncio.Task[Any], taken: Reservation) -> None:
+        if not script.cancelled() and script.exception() is None:  # else nothing was taken
+            self.release(taken)
+
     async def drain(self) -> None:
-        """Waits for the releases that are on their way."""
-        await asyncio.gather(*self._releases)
+        """Waits for the releases that are on their way, but not for a Redis that is away."""
+        if self._releases:
+            await asyncio.wait(list(self._releases), timeout=DRAIN_TIMEOUT_S)
 
     async def _run_script(self, tenant: TenantConfig, slot_id: RequestId) -> Any:
         tenant_id = TenantId(tenant.name)
@@ -119,10 +131,14 @@ class Limiter:
 
     async def _remove_slot(self, reservation: Reservation) -> None:
         key = self._keys.concurrency_slots(reservation.tenant)
-        try:
-            await self._breaker.call(lambda: self._client.zrem(key, reservation.slot_id))
-        except RedisUnavailableError:
-            logger.debug("slot %s is left to expire", reservation.slot_id)
+        for _ in range(int(SLOT_LIFETIME_S / RELEASE_RETRY_S)):
+            try:
+                await self._breaker.call(lambda: self._client.zrem(key, reservation.slot_id))
+            except RedisUnavailableError:
+                await asyncio.sleep(RELEASE_RETRY_S)  # a slot that is kept locks its tenant out
+            else:
+                return
+        logger.warning("slot %s is left to expire", reservation.slot_id)
 
     async def keep_slots(self) -> None:
         """Moves the expiry of held slots on, for ever. By Redis' time, like everything about limits."""

@@ -23,6 +23,7 @@ from shared.telemetry import start_tracing
 logger = logging.getLogger(__name__)
 
 KEEPALIVE_TIMEOUT_S = 75.0
+SHUTDOWN_TIMEOUT_S = 0.2  # for connections that are idle or half-way through a request, after the drain
 
 
 def run_gateway(
@@ -84,7 +85,7 @@ async def _serve(
         access_log=None,
         logger=_server_logger(),
         keepalive_timeout=KEEPALIVE_TIMEOUT_S,
-        shutdown_timeout=config.gateway.drain_timeout_s,
+        shutdown_timeout=SHUTDOWN_TIMEOUT_S,
     )
     await runner.setup()
     try:
@@ -95,8 +96,11 @@ async def _serve(
         await stop.wait()
         logger.info("draining: running requests have %.0f s", config.gateway.drain_timeout_s)
         services.is_draining = True
+        for site in list(runner.sites):
+            await site.stop()  # new connections are refused; new requests on old ones get 503
+        await services.running.drain(config.gateway.drain_timeout_s)
     finally:
-        await runner.cleanup()  # stops accepting, waits for running requests, then cancels them
+        await runner.cleanup()
         await services.close()
     return 0
 

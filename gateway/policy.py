@@ -119,11 +119,14 @@ class PolicyStore:
             stored = await self._breaker.call(lambda: self._client.get(self._key))
         except RedisUnavailableError:
             return
+        if stored is None:  # flushed, or an empty Redis in the place of the old one
+            await self.publish()
+            return
         if stored == self._seen:
             return
         self._seen = stored
         record = _read(stored)
-        if record is not None and record.version != self.current.version:
+        if record is not None:
             self.current = make_snapshot(record.version, record.tenants, record.routes, self._models)
             logger.info("policy version %d is in force", record.version)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 from dataclasses import dataclass, field
 
 import redis.asyncio
@@ -14,11 +16,14 @@ from gateway.engine_pool import EnginePool
 from gateway.limits import Limiter
 from gateway.metrics import GatewayMetrics
 from gateway.policy import PolicyStore
+from gateway.running_requests import RunningRequests
 from shared.config import HeadraceConfig
 from shared.identifiers import GatewayId
 from shared.redis_client import connect_async
 from shared.redis_schema import RedisKeys
 from shared.telemetry import Tracing
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -33,6 +38,7 @@ class Services:
     pool: EnginePool
     balancer: Balancer
     metrics: GatewayMetrics
+    running: RunningRequests = field(default_factory=RunningRequests)
     is_draining: bool = False
     _background: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -41,7 +47,9 @@ class Services:
         await self.policy.publish()
         await self.policy.refresh()
         for follow in (self.policy.follow, self.pool.follow, self.limiter.keep_slots):
-            self._background.append(asyncio.create_task(follow(), name=follow.__qualname__))
+            task = asyncio.create_task(follow(), name=follow.__qualname__)
+            task.add_done_callback(_end_with_process)
+            self._background.append(task)
 
     async def close(self) -> None:
         """After the last request has ended."""
@@ -52,6 +60,13 @@ class Services:
         await self.pool.close()
         await self.redis.aclose()
         self.tracing.shutdown()
+
+
+def _end_with_process(task: asyncio.Task[None]) -> None:
+    """These tasks run for ever. A gateway that goes on without one of them would serve a frozen world."""
+    if not task.cancelled():
+        logger.critical("%s has failed", task.get_name(), exc_info=task.exception())
+        signal.raise_signal(signal.SIGTERM)
 
 
 def make_services(

@@ -7,23 +7,24 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shared.errors import InvalidRequest
 
 
 class ChatTemplate:
-    """A compiled template. Rendering is pure: the same messages give the same text.
+    """A compiled template, with what transformers offers to one, since templates are written against it:
+    `raise_exception`, `strftime_now`, a `tojson` that keeps non-ASCII text, and the `generation` tag.
 
-    The functions offered to a template (`raise_exception`, `strftime_now`, a `tojson` that keeps
-    non-ASCII text) are those that transformers offers, since templates are written against it.
+    Raises jinja2.TemplateSyntaxError for a template that does not compile.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
@@ -42,14 +43,33 @@ class ChatTemplate:
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
             )
-        except (TemplateError, TypeError) as error:  # TypeError: e.g. text + None inside a template
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+            # Whatever a template's own operations raise on messages that it was not written for.
             raise InvalidRequest(
                 f"the model's chat template does not accept these messages: {error}", "messages"
             ) from error
 
 
-def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+class GenerationTag(Extension):
+    """`{% generation %}` marks what the assistant says, for training; here it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - the form that jinja2 asks for
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:

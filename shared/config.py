@@ -41,6 +41,7 @@ class GatewayConfig(Section):
     port: int = Field(8080, ge=0, le=65535)  # 0: any free port
     max_body_bytes: int = Field(8 * 2**20, ge=1024)  # after decompression
     on_redis_failure: OnRedisFailure = "fail_open"  # of limits; an unknown key is never let in
+    body_timeout_s: float = Field(60.0, gt=0)
     first_token_timeout_s: float = Field(300.0, gt=0)
     write_timeout_s: float = Field(60.0, gt=0)  # a client that reads nothing for so long is cut
     drain_timeout_s: float = Field(30.0, ge=0)
@@ -63,7 +64,13 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     seed: int = Field(0, ge=0)
     num_threads: int | None = Field(None, ge=1)  # None: the cores, divided by the engines
+    watchdog_timeout_s: float = Field(300.0, gt=0)  # no step done in so long though there is work: give up
     max_queued_requests: int = Field(1024, ge=1)
+    max_queued_tokens: int | None = Field(
+        None, ge=1
+    )  # of prompts that wait; None: no bound but the one above
+    scheduling_policy: Literal["fair_share", "fcfs"] = "fair_share"
+    long_prefill_token_threshold: int | None = Field(None, ge=1)  # None: half of max_num_batched_tokens
     device: Literal["cpu", "cuda"] = "cpu"
 
 

@@ -28,7 +28,10 @@ class IncrementalDetokenizer:
         *,
         include_stop_in_output: bool = False,
         skip_special_tokens: bool = True,
+        min_tokens: int = 0,
     ) -> None:
+        """Stop strings are looked for in what comes after the first `min_tokens` tokens."""
+        self._min_tokens = min_tokens
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._token_ids = list(prompt_token_ids[-NUM_PRIMING_TOKENS:])
@@ -54,7 +57,8 @@ class IncrementalDetokenizer:
                 break
             self._token_ids.append(token_id)
             if piece := self._decode_window():
-                pieces.append(self._stop.push(piece) if self._stop else piece)
+                may_stop = self._stop is not None and self.num_tokens > self._min_tokens
+                pieces.append(self._stop.push(piece) if self._stop and may_stop else piece)
         return "".join(pieces)
 
     def finish(self) -> str:

@@ -27,7 +27,7 @@ from shared.messages import EngineLoad
 ENGINE_RECORD_LIFETIME_S = 5
 ENGINE_REFRESH_INTERVAL_S = 1.0
 
-EngineState = Literal["loading", "ready", "draining"]
+EngineState = Literal["loading", "ready", "draining", "stalled"]
 
 
 class RedisKeys:

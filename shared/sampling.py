@@ -10,6 +10,8 @@ import msgspec
 from shared.errors import InvalidRequest
 
 MAX_SEED = 2**63 - 1
+MIN_REPETITION_PENALTY = 0.01  # logits are divided by it, and must stay numbers
+GREEDY_BELOW_TEMPERATURE = 1e-5  # there one token has all the probability; vLLM treats it so, too
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_STOP_TOKEN_IDS = 128
 
@@ -19,10 +21,11 @@ StructuredOutputKind = Literal["json_schema", "json_object", "regex", "choice", 
 
 class StructuredOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A form that the output must have. `text` is what `kind` says: a JSON schema, a regular
-    expression, a JSON list of strings to choose from, a Lark grammar; empty for `json_object`."""
+    expression, a JSON list of strings to choose from, a Lark or GBNF grammar; empty for `json_object`."""
 
     kind: StructuredOutputKind
     text: str = ""
+    is_strict: bool = False  # of a JSON schema: refuse what cannot be enforced, instead of ignoring it
 
 
 class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -45,7 +48,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW_TEMPERATURE
 
     def check(self, vocab_size: int) -> None:
         """Raises InvalidRequest, naming the field, unless every value is one the engine can run."""
@@ -56,7 +59,7 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
         _in_range("top_k", self.top_k, -1, 2**31 - 1)
         _in_range("top_p", self.top_p, 0.0, 1.0, low_is_open=True)
         _in_range("min_p", self.min_p, 0.0, 1.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_is_open=True)
+        _in_range("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 10.0)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if len(self.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:

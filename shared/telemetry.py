@@ -8,6 +8,7 @@ as a field of the message (W3C traceparent); nothing here relies on ambient cont
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from shared.errors import ConfigError
+
+FLUSH_TIMEOUT_S = 2.0
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -67,39 +71,48 @@ class Tracing:
         return self.provider is not None
 
     def shutdown(self) -> None:
-        """Sends what is buffered; call once, at the end of the process."""
+        """Sends what is buffered, within a bound; call once, at the end of the process."""
         if self.provider is not None:
-            self.provider.shutdown()
+            # A collector that is gone would keep the exporter trying for tens of seconds.
+            flush = threading.Thread(target=self.provider.shutdown, name="flush spans", daemon=True)
+            flush.start()
+            flush.join(FLUSH_TIMEOUT_S)
 
 
 def start_tracing(service: str, instance: str) -> Tracing:
-    """Tracing as the environment asks for it. Raises ValueError on an exporter we do not have."""
-    exporter = _exporter_from_environment()
-    if exporter is None:
+    """Tracing as the environment asks for it. Raises ConfigError on an exporter we do not have."""
+    exporters = _exporters_from_environment()
+    if not exporters:
         return Tracing(trace.NoOpTracer())
     resource = Resource.create(
         {SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", service), SERVICE_INSTANCE_ID: instance}
     )
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # the sampler: OTEL_TRACES_SAMPLER
-    provider.add_span_processor(BatchSpanProcessor(exporter))
+    for exporter in exporters:
+        provider.add_span_processor(BatchSpanProcessor(exporter))
     return Tracing(provider.get_tracer("headrace"), provider)
 
 
-def _exporter_from_environment() -> SpanExporter | None:
+def _exporters_from_environment() -> list[SpanExporter]:
+    """`OTEL_TRACES_EXPORTER` is a list; without it, an OTLP endpoint that is set asks for OTLP."""
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
+        return []
     has_endpoint = any(
         os.environ.get(name) for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     )
-    name = os.environ.get("OTEL_TRACES_EXPORTER", "otlp" if has_endpoint else "none")
-    match name:
-        case "none":
-            return None
-        case "otlp":
-            return OTLPSpanExporter()
-        case "console":
-            return ConsoleSpanExporter()
-    raise ValueError(f"OTEL_TRACES_EXPORTER={name!r} is not one of: otlp, console, none")
+    names = os.environ.get("OTEL_TRACES_EXPORTER") or ("otlp" if has_endpoint else "none")
+    exporters: list[SpanExporter] = []
+    for name in map(str.strip, names.split(",")):
+        match name:
+            case "none" | "":
+                continue
+            case "otlp":
+                exporters.append(OTLPSpanExporter())
+            case "console":
+                exporters.append(ConsoleSpanExporter())
+            case _:
+                raise ConfigError(f"{name!r} is not one of: otlp, console, none", "OTEL_TRACES_EXPORTER")
+    return exporters
 
 
 def inject(span: trace.Span) -> dict[str, str]:

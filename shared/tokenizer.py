@@ -21,7 +21,12 @@ class Tokenizer:
             ChatTemplate(bundle.chat_template, bundle.special_tokens) if bundle.chat_template else None
         )
         self._bos = [bundle.bos_token_id] if bundle.adds_bos and bundle.bos_token_id is not None else []
+        self._longest_token = max(map(len, self._fast.get_vocab(with_added_tokens=True)), default=1)
         self.vocab_size: int = self._fast.get_vocab_size(with_added_tokens=True)
+
+    def min_num_tokens(self, num_characters: int) -> int:
+        """Fewer tokens than this cannot hold so much text: known without tokenising it."""
+        return num_characters // self._longest_token
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a plain prompt, with the bos token where the model wants one."""
@@ -39,5 +44,8 @@ class Tokenizer:
         return text
 
     def _encode_as_is(self, text: str) -> list[int]:
-        token_ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
+        # The batch call gives up the interpreter lock, the single one does not: a large prompt that is
+        # tokenised in a thread would still stop everything else.
+        [encoding] = self._fast.encode_batch_fast([text], add_special_tokens=False)
+        token_ids: list[int] = encoding.ids
         return token_ids

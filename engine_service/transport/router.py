@@ -64,6 +64,7 @@ class Router:
         self._router = router
         self._wire = wire
         self._inbox = inbox
+        self._num_garbage = 0
         self._hello_to = hello_to
         self._max_backlog_messages = max_backlog_messages
         self._clock = clock
@@ -162,7 +163,7 @@ class Router:
             try:
                 message = decode(frames)
             except ProtocolError as error:
-                logger.warning("message from %r dropped: %s", identity, error)
+                self._report_garbage(identity, str(error))
                 continue
             match message:
                 case GatewayHello():
@@ -172,7 +173,15 @@ class Router:
                 case Abort():
                     self._inbox.put(AbortReceived(address, message.request_ids))
                 case _:
-                    logger.warning("message from %r dropped: a %s", identity, type(message).__name__)
+                    self._report_garbage(identity, f"a {type(message).__name__} is not for engines")
+
+    def _report_garbage(self, identity: bytes, problem: str) -> None:
+        """One line for the first message and for each thousandth: a broken peer must not fill the log."""
+        if self._num_garbage % 1000 == 0:
+            logger.warning(
+                "message from %r dropped (number %d): %s", identity, self._num_garbage + 1, problem
+            )
+        self._num_garbage += 1
 
     def _greet(self, address: GatewayAddress, hello: GatewayHello) -> None:
         if hello.protocol_version != PROTOCOL_VERSION:

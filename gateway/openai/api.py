@@ -9,7 +9,7 @@ from gateway.affinity import conversation_hash, prompt_hash
 from gateway.errors import invalid_request
 from gateway.generation import Prompt
 from gateway.openai.answer import AnswerFormat, ChatFormat, CompletionFormat
-from gateway.openai.sampling import check_token_ids
+from gateway.openai.sampling import check_token_ids, refuse_too_long
 from gateway.openai.schema import ChatCompletionBody, CompletionBody, GenerationBody
 from shared.messages import ModelCard
 from shared.tokenizer import Tokenizer
@@ -40,6 +40,7 @@ def _encode_chat(
     body: ChatCompletionBody, tokenizer: Tokenizer, card: ModelCard, cache_salt: str
 ) -> list[Prompt]:
     messages = [message.for_template() for message in body.messages]
+    refuse_too_long(sum(len(message["content"]) for message in messages), tokenizer, card, "messages")
     token_ids = tokenizer.encode_chat(messages)
     shareable = len(token_ids) >= card.block_size
     return [Prompt(token_ids, conversation_hash(cache_salt, messages) if shareable else None)]
@@ -52,6 +53,9 @@ def _encode_completion(
     given: list[Any] = prompt if isinstance(prompt, list) else [prompt]
     if isinstance(given[0], int):
         given = [given]
+    for one in given:
+        if isinstance(one, str):
+            refuse_too_long(len(one), tokenizer, card, "prompt")
     token_id_lists = [tokenizer.encode(one) if isinstance(one, str) else one for one in given]
     # A model without a bos token makes nothing of an empty text; there is nothing to continue from.
     if any(not token_ids for token_ids in token_id_lists):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import Generic
 
@@ -13,12 +12,14 @@ from aiohttp import web
 from opentelemetry import trace
 from opentelemetry.context import Context
 
+from gateway.balancer import Choice
 from gateway.engine_link import EngineLink
 from gateway.errors import ApiError, unavailable
 from gateway.exchange import Exchange, exchange_of
 from gateway.experiment import assign, subject_of
 from gateway.generation import PRIORITY_NUMBERS, Generation, GenerationPlan, Prompt, TextDelta
 from gateway.limits import Reservation
+from gateway.metrics import AnswerFigures
 from gateway.openai.answer import AnswerIdentity
 from gateway.openai.api import BodyT, GenerationApi
 from gateway.openai.body import read_json
@@ -49,7 +50,7 @@ class GenerationEndpoint(Generic[BodyT]):
         key = await services.authenticator.authenticate(request.headers)
         policy = services.policy.current  # this request sees one policy, whatever is published meanwhile
         tenant = policy.tenant(key.tenant)
-        document = await read_json(request, services.config.gateway.max_body_bytes)
+        document = await read_json(request, services.config.gateway)
         body = check_body(self._api.body, document)
         route = policy.route(body.model, tenant)
         variant = self._assign(request, body, route, key)
@@ -66,15 +67,22 @@ class GenerationEndpoint(Generic[BodyT]):
             services.balancer,
             exchange.span,
             services.config.gateway.first_token_timeout_s,
+            on_placed=lambda choice: services.metrics.placements.labels(plan.model, choice.reason).inc(),
         )
         services.metrics.requests_in_flight.inc()
+        running = services.running.enter()
         try:
-            self._start(generation, exchange, plan)
+            self._start(generation, exchange)
             answer = _Answer(self, request, body, generation, reservation, route, variant)
             return await (answer.stream() if body.stream else answer.whole())
+        except asyncio.CancelledError:
+            if services.running.are_ended:  # not by the client, then: it is still there to be told
+                raise unavailable("The server is shutting down.") from None
+            raise
         finally:  # also when cancelled: nothing here waits
             generation.close()
             services.limiter.release(reservation)
+            services.running.leave(running)
             services.metrics.requests_in_flight.dec()
 
     @property
@@ -138,13 +146,12 @@ class GenerationEndpoint(Generic[BodyT]):
             cache_salt=cache_salt,
         )
 
-    def _start(self, generation: Generation, exchange: Exchange, plan: GenerationPlan) -> None:
+    def _start(self, generation: Generation, exchange: Exchange) -> None:
         with self._span(SpanName.ROUTE, exchange) as span:
             generation.start()
             assert generation.choice is not None, "start chooses or raises"
             span.set_attribute(SpanAttribute.ENGINE, generation.choice.engine_id)
             span.set_attribute(SpanAttribute.ROUTE_REASON, generation.choice.reason)
-        self._services.metrics.placements.labels(plan.model, generation.choice.reason).inc()
 
     @contextlib.contextmanager
     def _span(self, name: str, exchange: Exchange) -> Iterator[trace.Span]:
@@ -175,7 +182,7 @@ class _Answer(Generic[BodyT]):
         self._reservation = reservation
         self._variant = variant
         self._identity = AnswerIdentity(endpoint.api.id_prefix + fresh_request_id(), route.name)
-        self._previous_at: float | None = None
+        self._figures: AnswerFigures | None = None
 
     async def whole(self) -> web.Response:
         texts: dict[int, str] = {}
@@ -210,7 +217,7 @@ class _Answer(Generic[BodyT]):
         except (ConnectionResetError, TimeoutError):
             return stream.response  # the client is gone, or reads nothing: there is nobody to tell
         except asyncio.CancelledError:
-            if self._services.is_draining and stream.has_begun:
+            if self._services.running.are_ended and stream.has_begun:
                 await self._last_words(stream, unavailable("The server is shutting down."))
             raise
 
@@ -238,32 +245,23 @@ class _Answer(Generic[BodyT]):
         return stream.response
 
     def _headers(self) -> dict[str, str]:
-        choice = self._generation.choice
-        assert choice is not None, "an answer is made only for what was started"
         return {
             **self._exchange.headers,
             **self._reservation.headers,
-            "x-headrace-engine": choice.engine_id,
+            "x-headrace-engine": self._choice.engine_id,
             "x-headrace-variant": self._variant.variant,
-            "x-headrace-route-reason": choice.reason,
+            "x-headrace-route-reason": self._choice.reason,
         }
 
     def _observe(self, deltas: list[TextDelta]) -> None:
-        now = time.monotonic()
-        metrics, labels = self._services.metrics, self._labels()
-        if self._previous_at is None:
-            metrics.time_to_first_token.labels(*labels).observe(now - self._exchange.arrived_at)
-        else:
-            metrics.inter_token_latency.labels(*labels).observe(now - self._previous_at)
-        self._previous_at = now
-        for delta in deltas:
-            if delta.finish_reason is not None:
-                metrics.success.labels(*labels, delta.finish_reason).inc()
+        if self._figures is None:  # from the first token on, the request stays where it is
+            model, engine_id = self._variant.model, self._choice.engine_id
+            self._figures = self._services.metrics.of_answer(model, engine_id, self._exchange.arrived_at)
+        self._figures.updated(delta.finish_reason for delta in deltas if delta.finish_reason is not None)
 
     def _observe_end(self) -> None:
-        self._services.metrics.e2e_latency.labels(*self._labels()).observe(
-            time.monotonic() - self._exchange.arrived_at
-        )
+        assert self._figures is not None, "an answer that has ended had at least one update"
+        self._figures.ended()
         if self._services.tracing.enabled:
             usage = self._generation.usage
             self._exchange.span.set_attributes(
@@ -275,7 +273,8 @@ class _Answer(Generic[BodyT]):
                 }
             )
 
-    def _labels(self) -> tuple[str, str]:
+    @property
+    def _choice(self) -> Choice:
         choice = self._generation.choice
         assert choice is not None, "an answer is made only for what was started"
-        return self._variant.model, choice.engine_id
+        return choice

@@ -43,10 +43,15 @@ class EventStream:
 
         Raises ConnectionResetError when the client is gone, TimeoutError when it reads nothing.
         """
-        async with asyncio.timeout(self._write_timeout_s):
-            if not self.response.prepared:
-                await self.response.prepare(self._request)
-            await self.response.write(events)
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                if not self.response.prepared:
+                    await self.response.prepare(self._request)
+                await self.response.write(events)
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()  # closing in order would wait for the client, too
+            raise
 
     async def end(self) -> web.StreamResponse:
         await self.send(DONE)

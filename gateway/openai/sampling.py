@@ -10,6 +10,7 @@ from gateway.openai.schema import GenerationBody
 from shared.errors import InvalidRequest
 from shared.messages import ModelCard
 from shared.sampling import MAX_SEED, SamplingParams
+from shared.tokenizer import Tokenizer
 
 
 def sampling_of(
@@ -24,7 +25,10 @@ def sampling_of(
             prompt_param,
         )
     room = card.max_model_len - longest
-    max_tokens = room if body.max_output_tokens is None else body.max_output_tokens
+    if body.max_output_tokens is None:
+        max_tokens = room if body.default_output_tokens is None else min(room, body.default_output_tokens)
+    else:
+        max_tokens = body.max_output_tokens
     if max_tokens > room:
         raise context_length_exceeded(
             f"This model's maximum context length is {card.max_model_len} tokens, but the prompt "
@@ -45,12 +49,24 @@ def sampling_of(
         stop_token_ids=tuple(body.stop_token_ids),
         min_tokens=body.min_tokens,
         ignore_eos=body.ignore_eos,
+        structured_output=body.form,
     )
     try:
         sampling.check(card.vocab_size)
     except InvalidRequest as error:
         raise from_user_error(error) from error
     return sampling
+
+
+def refuse_too_long(num_characters: int, tokenizer: Tokenizer, card: ModelCard, param: str) -> None:
+    """Raises ApiError 400 for a text that cannot fit, before the work of tokenising megabytes of it."""
+    at_least = tokenizer.min_num_tokens(num_characters)
+    if at_least >= card.max_model_len:
+        raise context_length_exceeded(
+            f"This model's maximum context length is {card.max_model_len} tokens, "
+            f"but the prompt has at least {at_least}.",
+            param,
+        )
 
 
 def check_token_ids(prompts: Sequence[Sequence[int]], card: ModelCard) -> None:

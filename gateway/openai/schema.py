@@ -6,15 +6,18 @@ means "off", so that a client which always sends them works and one which needs 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+import json
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from gateway.errors import ApiError, invalid_request
+from shared.sampling import MIN_REPETITION_PENALTY, StructuredOutput
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
 MAX_STOP_STRINGS = 16
+MAX_OUTPUT_CHOICES = 4096
 
 INT32_MAX = 2**31 - 1
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
@@ -30,8 +33,63 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
+class JsonSchemaFormat(Body):
+    """A schema that the answer must satisfy. `strict`: refuse a schema that cannot be enforced in full."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
 class ResponseFormat(Body):
-    type: Literal["text"]
+    """OpenAI's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _has_a_schema_where_one_is_meant(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema goes with the type 'json_schema', and with no other")
+        return self
+
+    @property
+    def form(self) -> StructuredOutput | None:
+        if self.json_schema is not None:
+            text = json.dumps(self.json_schema.json_schema)
+            return StructuredOutput("json_schema", text, is_strict=bool(self.json_schema.strict))
+        return StructuredOutput("json_object") if self.type == "json_object" else None
+
+
+class StructuredOutputs(Body):
+    """vLLM's way to ask for a form of the output."""
+
+    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=MAX_OUTPUT_CHOICES)] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> StructuredOutputs:
+        given = [self.json_, self.regex, self.choice, self.grammar, self.json_object or None]
+        if sum(form is not None for form in given) != 1:
+            raise ValueError("exactly one of json, regex, choice, grammar and json_object is needed")
+        return self
+
+    @property
+    def form(self) -> StructuredOutput:
+        if self.json_ is not None:
+            text = self.json_ if isinstance(self.json_, str) else json.dumps(self.json_)
+            return StructuredOutput("json_schema", text, is_strict=True)  # as vLLM: enforced or refused
+        if self.regex is not None:
+            return StructuredOutput("regex", self.regex)
+        if self.choice is not None:
+            return StructuredOutput("choice", json.dumps(self.choice))
+        if self.grammar is not None:
+            return StructuredOutput("grammar", self.grammar)
+        return StructuredOutput("json_object")
 
 
 class GenerationBody(Body):
@@ -49,23 +107,52 @@ class GenerationBody(Body):
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
     user: Label | None = None
     # vLLM's
     top_k: int = Field(0, ge=-1, le=INT32_MAX)
     min_p: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
-    repetition_penalty: float = Field(1.0, gt=0, le=10, allow_inf_nan=False)
+    repetition_penalty: float = Field(1.0, ge=MIN_REPETITION_PENALTY, le=10, allow_inf_nan=False)
     min_tokens: int = Field(0, ge=0, le=INT32_MAX)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=128)
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     cache_salt: Label | None = None
+    structured_outputs: StructuredOutputs | None = None
     # accepted without effect: they are about the caller's own bookkeeping
     metadata: dict[str, str] | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
+
+    @model_validator(mode="after")
+    def _asks_for_one_form(self) -> Self:
+        if self.structured_outputs and self.response_format and self.response_format.form:
+            raise ValueError("response_format and structured_outputs cannot both ask for a form")
+        return self
+
+    @property
+    def form(self) -> StructuredOutput | None:
+        """What the output has to look like."""
+        asked = self.structured_outputs or self.response_format
+        return asked.form if asked is not None else None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_means_default(cls, document: Any) -> Any:
+        """Clients write null for what they leave to us, also where the default is something else."""
+        if not isinstance(document, dict):
+            return document
+        return {
+            name: value for name, value in document.items() if value is not None or cls._may_be_null(name)
+        }
+
+    @classmethod
+    def _may_be_null(cls, name: str) -> bool:
+        info = cls.model_fields.get(name)
+        return info is None or info.is_required() or info.default is None
 
     @property
     def stop_strings(self) -> list[str]:
@@ -79,8 +166,13 @@ class GenerationBody(Body):
 
     @property
     def max_output_tokens(self) -> int | None:
-        """None: as many as the context allows."""
+        """What the client asked for, if it did."""
         return self.max_tokens
+
+    @property
+    def default_output_tokens(self) -> int | None:
+        """Otherwise; None: as many as the context allows."""
+        return None
 
 
 class TextPart(Body):
@@ -116,7 +208,6 @@ class ChatCompletionBody(GenerationBody):
     # not served yet
     logprobs: Literal[False] | None = None
     top_logprobs: Literal[0] | None = None
-    response_format: ResponseFormat | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
@@ -124,6 +215,9 @@ class ChatCompletionBody(GenerationBody):
     @property
     def max_output_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+MAX_SEQUENCES = 128  # that one request may start: prompts times n
 
 
 class CompletionBody(GenerationBody):
@@ -141,9 +235,17 @@ class CompletionBody(GenerationBody):
     best_of: Literal[1] | None = None
     logprobs: None = None
 
+    @model_validator(mode="after")
+    def _starts_few_sequences(self) -> CompletionBody:
+        is_list_of_prompts = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
+        num_sequences = self.n * (len(self.prompt) if is_list_of_prompts else 1)
+        if num_sequences > MAX_SEQUENCES:
+            raise ValueError(f"prompts times n may be at most {MAX_SEQUENCES}, not {num_sequences}")
+        return self
+
     @property
-    def max_output_tokens(self) -> int | None:
-        return 16 if self.max_tokens is None else self.max_tokens  # OpenAI's default
+    def default_output_tokens(self) -> int | None:
+        return 16  # OpenAI's
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)
@@ -160,16 +262,22 @@ def check_body(kind: type[AnyBody], document: object) -> AnyBody:
 
 
 def _from_validation_error(error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False, include_input=False)[0]
-    # Parts of the location that name a branch of a union ("list[...]", "str") mean nothing to a client.
+    errors = error.errors(include_url=False, include_input=False)
+    first = errors[0]
+    # A field that may have several forms fails in each of them. The form that was meant is the one whose
+    # type was right.
+    of_this_field = [each for each in errors if each["loc"][:1] == first["loc"][:1]]
+    chosen = next((each for each in of_this_field if not each["type"].endswith("_type")), first)
+    # Parts of the location that name a form ("list[...]", "str") mean nothing to a client.
     path = [
         part
-        for part in first["loc"]
+        for part in chosen["loc"]
         if isinstance(part, int) or (part.replace("_", "").isalnum() and part not in ("str", "int"))
     ]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-    if first["type"] == "extra_forbidden":
+    if chosen["type"] == "extra_forbidden":
         return invalid_request(f"Unrecognized request argument: {param}", param, "unknown_parameter")
-    if first["type"] == "missing":
+    if chosen["type"] == "missing":
         return invalid_request(f"Missing required parameter: {param}", param, "missing_required_parameter")
-    return invalid_request(f"Invalid value for {param}: {first['msg']}", param or None, "invalid_value")
+    reason = chosen["msg"].removeprefix("Value error, ")
+    return invalid_request(f"Invalid value for {param}: {reason}", param or None, "invalid_value")

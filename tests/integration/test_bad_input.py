@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import socket
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -20,7 +19,7 @@ USER = {"role": "user", "content": "hi"}
 @pytest.fixture(scope="module")
 def stack(redis_url: str) -> Iterator[Stack]:
     document = {
-        "gateway": {"max_body_bytes": MAX_BODY},
+        "gateway": {"max_body_bytes": MAX_BODY, "body_timeout_s": 2},
         "models": [fake_model(max_model_len=512)],
         "tenants": [{"name": "all"}, {"name": "narrow", "models": ["other"]}],
         "routes": [{"name": "other", "split": [{"variant": "v", "model": "fake"}]}],
@@ -85,6 +84,8 @@ def test_what_is_not_a_json_object_is_400(stack, key, body):
         ({"max_tokens": 512}, "max_tokens"),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
         ({"frobnicate": 1}, "frobnicate"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"repetition_penalty": 1e-38}, "repetition_penalty"),
     ],
 )
 def test_a_wrong_field_is_400_and_named(stack, key, fields, param):
@@ -93,16 +94,43 @@ def test_a_wrong_field_is_400_and_named(stack, key, fields, param):
     assert answer.error["param"] == param
 
 
-@pytest.mark.parametrize("where", ["content", "model", "user", "role"])
-def test_a_lone_surrogate_is_400(stack, key, where):
-    message = json.dumps({"role": "user", "content": "hi"})
-    body = {
-        "content": '{"model": "fake", "messages": [{"role": "user", "content": "\\ud800"}]}',
-        "model": f'{{"model": "\\udfff", "messages": [{message}]}}',
-        "user": f'{{"model": "fake", "user": "a\\ud800b", "messages": [{message}]}}',
-        "role": '{"model": "fake", "messages": [{"role": "\\ud800", "content": "hi"}]}',
-    }[where]
-    assert chat(stack, key, body.encode()).status == 400
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ('{"model": "fake", "messages": [{"role": "user", "content": "\\ud800"}]}', "messages[0].content"),
+        ('{"model": "\\udfff", "messages": []}', "model"),
+        ('{"model": "fake", "user": "a\\ud800b", "messages": []}', "user"),
+        ('{"model": "fake", "messages": [{"role": "\\ud800"}]}', "messages[0].role"),
+        ('{"model": "fake", "temperature": 1e400}', "temperature"),
+        ('{"model": "fake", "max_tokens": ' + "9" * 5000 + "}", "max_tokens"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_text_and_numbers_that_cannot_be_are_400_and_named(stack, key, body, param):
+    answer = chat(stack, key, body.encode())
+    assert (answer.status, answer.error["param"]) == (400, param)
+
+
+def test_a_length_that_is_too_large_is_refused_before_the_body_comes(stack, key):
+    host = urlsplit(stack.url)
+    with socket.create_connection((host.hostname, host.port), 5) as connection:
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer {key}\r\nContent-Length: 1000000000\r\n\r\n"
+        )
+        connection.sendall(head.encode())
+        assert connection.recv(64).startswith(b"HTTP/1.1 413")
+
+
+def test_a_body_that_does_not_come_is_408(stack, key):
+    host = urlsplit(stack.url)
+    with socket.create_connection((host.hostname, host.port), 10) as connection:
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer {key}\r\nContent-Length: 100\r\n\r\n{{"
+        )
+        connection.sendall(head.encode())
+        assert connection.recv(64).startswith(b"HTTP/1.1 408")
 
 
 def test_an_unknown_model_is_404_and_a_forbidden_one_403(stack, key):

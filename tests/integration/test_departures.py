@@ -7,11 +7,13 @@ import contextlib
 import json
 import random
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 
 from tests.http_client import send
@@ -175,3 +177,94 @@ async def test_a_gateway_that_dies_leaves_no_zombie_in_the_engine(stack):
         with pytest.raises(aiohttp.ClientError):
             await stream
         await asyncio.to_thread(wait_until, lambda: stack.gauges() == IDLE, 3, "an idle engine")
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_what_outlasts_the_drain_limit_is_told_so(redis_url, streamed):
+    document = {
+        "gateway": {"drain_timeout_s": 1},
+        "models": [fake_model(options="step_delay_ms=10")],
+        "tenants": [{"name": "t", "max_concurrency": 10}],
+    }
+    with Stack(redis_url, document) as stack:
+        key = stack.key()
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session:
+
+            async def read() -> tuple[int, bytes]:
+                async with session.post(
+                    stack.url + "/v1/completions", json=body(stream=streamed)
+                ) as response:
+                    return response.status, await response.read()
+
+            running = asyncio.create_task(read())
+            await asyncio.to_thread(wait_until, lambda: stack.gauges()["running"] == 1, 10, "a request")
+            began = time.monotonic()
+            stack.kill("gateway", signal.SIGTERM)
+            status, data = await running
+        last = data.split(b"data: ")[-1]
+        assert status == (200 if streamed else 503)
+        assert json.loads(last)["error"]["code"] == "unavailable"
+        assert b"[DONE]" not in data
+        assert stack.processes["gateway"].wait(10) == 0
+        assert time.monotonic() - began < 6
+        assert stack.redis.zcard(stack.keys.concurrency_slots("t")) == 0
+
+
+async def test_half_a_request_does_not_hold_up_the_end(stack):
+    _, writer = await asyncio.open_connection("127.0.0.1", int(stack.url.rsplit(":", 1)[1]))
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
+        f"Content-Type: application/json\r\nAuthorization: Bearer {stack.key()}\r\n\r\n"
+    )
+    writer.write(head.encode() + b"{")
+    await writer.drain()
+    await asyncio.sleep(0.2)
+    began = time.monotonic()
+    stack.kill("gateway", signal.SIGTERM)
+    assert await asyncio.to_thread(stack.processes["gateway"].wait, 10) == 0
+    assert time.monotonic() - began < 5
+    writer.close()
+
+
+async def test_a_client_that_reads_nothing_is_cut(redis_url):
+    # Slow enough that updates do not merge into a few large ones: megabytes of events must pile up.
+    model = fake_model(options="step_delay_ms=1", max_model_len=60_000)
+    document = {"gateway": {"write_timeout_s": 1}, "models": [model]}
+    with Stack(redis_url, document) as stack, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        connection.connect(("127.0.0.1", int(stack.url.rsplit(":", 1)[1])))
+        data = json.dumps(body(stream=True, max_tokens=50_000) | {"n": 16}).encode()
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer {stack.key()}\r\nContent-Length: {len(data)}\r\n\r\n"
+        )
+        connection.sendall(head.encode() + data)
+        gateway = psutil.Process(stack.processes["gateway"].pid)
+        port = connection.getsockname()[1]
+
+        def is_connected() -> bool:
+            return any(each.raddr and each.raddr.port == port for each in gateway.net_connections("tcp"))
+
+        await asyncio.to_thread(wait_until, is_connected, 5, "the connection")
+        await asyncio.to_thread(wait_until, lambda: not is_connected(), 40, "the cut")
+        await asyncio.to_thread(wait_until, lambda: stack.gauges() == IDLE, 3, "an idle stack")
+
+
+async def test_a_large_prompt_stops_nobody_else(stack):
+    """Tokenising megabytes takes seconds; it must not take them from the event loop."""
+    key = stack.key()
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session:
+        large = asyncio.create_task(
+            session.post(stack.url + "/v1/completions", json=body(stream=False, prompt="a b " * 1_900_000))
+        )
+        worst = 0.0
+        while not large.done():
+            began = time.monotonic()
+            async with session.get(stack.url + "/livez") as response:
+                assert response.status == 200
+            worst = max(worst, time.monotonic() - began)
+        answer = await large
+        assert answer.status == 400
+        assert (await answer.json())["error"]["code"] == "context_length_exceeded"
+    print(f"slowest /livez meanwhile: {worst * 1000:.0f} ms")
+    assert worst < 1.5

@@ -100,6 +100,18 @@ def test_an_abort_ends_a_request_within_a_second(address: str) -> None:
         gateway.wait_until_finished("next")
 
 
+def test_an_abort_may_name_one_request_twice_and_requests_that_are_none(address: str) -> None:
+    with engine(address, source=SLOW), peer(address) as gateway:
+        gateway.hello()
+        gateway.submit("twice", max_tokens=1000)
+        gateway.wait_for(StepResult)
+        gateway.abort("twice", "none", "twice", "")
+        gateway.abort("twice", "twice")
+        gateway.submit("after", max_tokens=3)
+        gateway.wait_until_finished("after")
+        assert len(gateway.tokens("after")) == 3
+
+
 def test_an_abort_during_a_step_drops_what_the_step_has_computed(address: str) -> None:
     with engine(address, source="fake:step_delay_ms=1800"), peer(address) as gateway:
         gateway.hello()

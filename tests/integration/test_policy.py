@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 
 from compose.valkey import EmbeddedValkey, free_port
+from shared.config import RouteConfig, VariantConfig
 from shared.redis_schema import PolicyRecord, from_json, to_json
 from tests.http_client import Answer, send
 from tests.stack import Stack, fake_model, wait_until
@@ -233,3 +234,35 @@ async def test_a_frozen_redis_delays_requests_by_no_more_than_its_timeout(own_re
 
         await asyncio.to_thread(wait_until, lambda: status_of_unknown_key() == 401, 5, "recovery")
         assert stack.log("gateway").count("Redis is unavailable") == 1
+
+
+async def test_slots_taken_while_redis_was_frozen_are_given_back_after_it(own_redis):
+    redis_url, redis_process = own_redis
+    document = {
+        "redis": {"timeout_ms": 100},
+        "models": [fake_model("a", "step_delay_ms=1")],
+        "tenants": [{"name": "t", "max_concurrency": 5}],
+    }
+    with Stack(redis_url, document) as stack:
+        key = stack.key()
+        await post_all(stack.url, key, [completion(model="a")] * 5)  # connections are open now
+        redis_process.send_signal(signal.SIGSTOP)
+        frozen = asyncio.create_task(post_all(stack.url, key, [completion(model="a", max_tokens=50)] * 5))
+        await asyncio.sleep(1.0)
+        redis_process.send_signal(signal.SIGCONT)
+        assert {status for status, _ in await frozen} == {200}
+        slots = stack.keys.concurrency_slots("t")
+        await asyncio.to_thread(wait_until, lambda: stack.redis.zcard(slots) == 0, 5, "all slots back")
+
+
+def test_a_flushed_redis_gets_the_policy_again_and_all_gateways_agree(own_redis):
+    redis_url, _ = own_redis
+    with Stack(redis_url) as stack:
+        assert stack.admin_status()["policy_version"] == 1
+        stack.redis.flushall()
+        stored = from_json(PolicyRecord, wait_until(lambda: stack.redis.get(stack.keys.policy), 5, "it"))
+        routes = [RouteConfig(name="fresh", split=[VariantConfig(variant="v", model="fake")])]
+        # The same number as before, since a Redis that was flushed has forgotten it.
+        newer = PolicyRecord(stored.version, "another source", stored.tenants, routes)
+        stack.redis.set(stack.keys.policy, to_json(newer))
+        wait_until(lambda: "fresh" in stack.admin_status()["routes"], 5, "the new route")

@@ -117,3 +117,7 @@ def test_special_tokens_are_left_out_unless_asked_for():
     )
     assert hidden.append(end) + hidden.finish() == ""
     assert shown.append(end) + shown.finish() == "<|end|>"
+
+
+def test_a_stop_string_inside_the_first_min_tokens_does_not_stop():
+    assert "".join(stream(b"a.b.c.", stop=["."], min_tokens=3)) == "a.b"

@@ -70,7 +70,7 @@ def refusal(kind, document) -> ApiError:
         (chat(logit_bias={"5": "much"}), "logit_bias.5"),
         (chat(tools={}), "tools"),
         (chat(logprobs=True), "logprobs"),
-        (chat(response_format={"type": "json_object"}), "response_format.type"),
+        (chat(response_format={"type": "xml"}), "response_format.type"),
         (chat(made_up=1), "made_up"),
         (chat(stream_options={"include_usage": 1}), "stream_options.include_usage"),
     ],
@@ -140,3 +140,30 @@ def test_an_error_says_whether_trying_again_helps():
     error = refusal(ChatCompletionBody, [])
     assert error.headers == {"x-should-retry": "false"}
     assert msgspec.json.encode(error.body)
+
+
+def test_null_means_the_default_wherever_a_client_may_leave_a_field_out():
+    names = [name for name, field in ChatCompletionBody.model_fields.items() if not field.is_required()]
+    body = check_body(ChatCompletionBody, chat(**dict.fromkeys(names)))
+    assert (body.n, body.stream, body.top_k, body.repetition_penalty) == (1, False, 0, 1.0)
+
+
+def test_one_request_starts_a_bounded_number_of_sequences():
+    error = refusal(CompletionBody, {"model": "m", "prompt": ["a"] * 64, "n": 16})
+    assert "128" in error.message
+
+
+def test_a_default_length_is_cut_to_what_fits_and_a_wanted_one_is_not():
+    completion = check_body(CompletionBody, {"model": "m", "prompt": "a"})
+    assert sampling_of(completion, CARD, [60], "prompt").max_tokens == 4
+    wanted = check_body(CompletionBody, {"model": "m", "prompt": "a", "max_tokens": 16})
+    with pytest.raises(ApiError):
+        sampling_of(wanted, CARD, [60], "prompt")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [([], "at least 1 item"), ([-1], "greater than or equal to 0"), (["a"] * 65, "at most 64 items")],
+)
+def test_the_reason_given_is_about_the_form_that_was_meant(prompt, reason):
+    assert reason in refusal(CompletionBody, {"model": "m", "prompt": prompt}).message

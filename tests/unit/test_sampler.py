@@ -13,6 +13,7 @@ import torch
 from engine_service.randomness import uniforms
 from engine_service.sampler import Sampler
 from engine_service.sequence import Sequence
+from shared.errors import InvalidRequest
 from shared.identifiers import RequestId, TenantId
 from shared.sampling import SamplingParams
 
@@ -170,3 +171,43 @@ def test_uniform_numbers_never_change() -> None:
     """Replays and continuations on another engine rest on these values."""
     expected = [0.6524484863740322, 0.44715182605341497, 0.6895452185994594]  # by Python's integers
     assert uniforms([0, 42, 2**63 - 1], [0, 17, 2**31]).tolist() == expected
+
+
+EXTREMES: dict[str, list[Any]] = {
+    "temperature": [0.0, 1e-9, 1e-5, 2.0],
+    "top_k": [0, 1, 2**31 - 1],
+    "top_p": [1e-300, 1.0],
+    "min_p": [0.0, 1.0],
+    "repetition_penalty": [0.01, 10.0],
+    "presence_penalty": [-2.0, 2.0],
+    "frequency_penalty": [-2.0, 2.0],
+    "logit_bias": [{}, {4: 100.0, EOS: -100.0}],
+    "seed": [0, 2**63 - 1],
+}
+
+
+def test_every_mix_of_extreme_values_that_is_allowed_gives_a_token() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(400):
+        params = {name: values[rng.integers(len(values))] for name, values in EXTREMES.items()}
+        one = sequence(output=[4, 4, EOS], **params)
+        one.sampling.check(VOCAB)
+        logits = torch.from_numpy(rng.normal(0, 50, (1, VOCAB)).astype(np.float32))
+        [token] = sample(logits, one)
+        assert 0 <= token < VOCAB
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 3e38, -3e38])
+def test_logits_that_are_no_numbers_do_not_end_the_step_of_the_other_rows(value: float) -> None:
+    good = logits_of(t9=30.0)
+    bad = torch.full((1, VOCAB), value)
+    mixed = logits_of(t5=value, t9=1.0)
+    tokens = sample(torch.cat([bad, mixed, good]), *(sequence(seed=seed) for seed in range(3)))
+    assert all(0 <= token < VOCAB for token in tokens)
+    assert tokens[2] == 9
+
+
+def test_a_penalty_that_would_make_logits_infinite_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(max_tokens=1, seed=0, repetition_penalty=1e-38).check(VOCAB)
+    assert caught.value.param == "repetition_penalty"
