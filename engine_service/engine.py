@@ -11,6 +11,8 @@ from engine_service.refusal import Refusal
 from engine_service.runner import Runner
 from engine_service.scheduler import Scheduler
 from engine_service.sequence import Sequence
+from engine_service.structured_output.grammar import Grammar, refused
+from engine_service.structured_output.grammar_desk import GrammarDesk
 from shared.errors import InvalidRequest
 from shared.identifiers import RequestId, TenantId
 from shared.messages import EngineLoad, FinishReason, SequenceUpdate, Submit
@@ -36,10 +38,15 @@ class Timeline:
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What one step changed: at most one update per sequence; timelines of the sequences it ended."""
+    """What one step changed: at most one update per sequence; timelines of the sequences it ended.
+
+    A sequence that turned out to be one the engine cannot run has a refusal instead of its update.
+    """
 
     updates: list[SequenceUpdate] = field(default_factory=list)
+    refusals: list[tuple[RequestId, Refusal]] = field(default_factory=list)
     finished: list[Timeline] = field(default_factory=list)
+    did_compute: bool = False  # False: nothing could be planned
 
 
 def _no_aborts() -> Iterable[RequestId]:
@@ -55,11 +62,14 @@ class Engine:
         runner: Runner,
         *,
         vocab_size: int,
+        grammars: GrammarDesk | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Without `grammars`, requests for structured output are refused."""
         self._scheduler = scheduler
         self._runner = runner
         self._vocab_size = vocab_size
+        self._grammars = grammars
         self._clock = clock
         self._timelines: dict[RequestId, Timeline] = {}
         self._num_steps = 0
@@ -70,23 +80,42 @@ class Engine:
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
+    @property
+    def only_awaits_grammars(self) -> bool:
+        """Whether a step would compute nothing, since all that is there to do waits for a grammar."""
+        return self._scheduler.has_only_deferred
+
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        """`wake` is called, by another thread, when a grammar is ready."""
+        if self._grammars is not None:
+            self._grammars.wake_with(wake)
+
+    def close(self) -> None:
+        """Ends what runs beside the steps."""
+        if self._grammars is not None:
+            self._grammars.close()
+
     def add(self, submit: Submit, received_s: float | None = None) -> None:
         """Queues a request, whose timeout runs from `received_s`. Raises Refusal."""
         now_s = self._clock() if received_s is None else received_s
         self._check_submit(submit)
-        self._scheduler.add(
-            Sequence(
-                request_id=submit.request_id,
-                token_ids=[*submit.prompt_token_ids, *submit.output_token_ids],
-                num_prompt_tokens=len(submit.prompt_token_ids),
-                sampling=submit.sampling,
-                tenant=submit.tenant,
-                priority=submit.priority,
-                cache_salt=submit.cache_salt,
-                arrival_s=now_s,
-                deadline_s=None if submit.timeout_s is None else now_s + submit.timeout_s,
-            )
+        grammar = self._find_grammar(submit)
+        sequence = Sequence(
+            request_id=submit.request_id,
+            token_ids=[*submit.prompt_token_ids, *submit.output_token_ids],
+            num_prompt_tokens=len(submit.prompt_token_ids),
+            sampling=submit.sampling,
+            tenant=submit.tenant,
+            priority=submit.priority,
+            cache_salt=submit.cache_salt,
+            arrival_s=now_s,
+            deadline_s=None if submit.timeout_s is None else now_s + submit.timeout_s,
+            grammar=grammar.start(submit.output_token_ids) if grammar is not None else None,
         )
+        form = submit.sampling.structured_output
+        self._scheduler.add(sequence, is_deferred=form is not None and grammar is None)
+        if self._grammars is not None and form is not None and grammar is None:
+            self._grammars.order(submit.request_id, form, self._clock())
         self._timelines[submit.request_id] = Timeline(
             submit.request_id, submit.tenant, submit.trace_context, queued_s=now_s
         )
@@ -107,6 +136,7 @@ class Engine:
         for sequence in self._scheduler.drop_expired(self._clock()):
             outcome.updates.append(SequenceUpdate(sequence.request_id, [], finish_reason="abort"))
             outcome.finished.append(self._finish(sequence))
+        self._take_grammars(outcome)
         plan = self._scheduler.schedule()
         if plan is None:
             return outcome
@@ -116,12 +146,16 @@ class Engine:
             if timeline.scheduled_s is None:
                 timeline.scheduled_s = now_s
         sampled = self._runner.execute(plan)
+        outcome.did_compute = True
         self._num_steps += 1
         for request_id in poll_aborts():
             if (timeline_or_none := self.abort(request_id)) is not None:
                 outcome.finished.append(timeline_or_none)
         for sequence, new_token_ids in self._scheduler.update(plan, sampled):
-            outcome.updates.append(self._update_of(sequence, new_token_ids))
+            if sequence.refusal is None:
+                outcome.updates.append(self._update_of(sequence, new_token_ids))
+            else:
+                outcome.refusals.append((sequence.request_id, sequence.refusal))
             if sequence.finish_reason is not None:
                 outcome.finished.append(self._finish(sequence))
         return outcome
@@ -165,6 +199,32 @@ class Engine:
         except InvalidRequest as error:
             raise Refusal("invalid_request", error.message, error.param) from error
 
+    def _find_grammar(self, submit: Submit) -> Grammar | None:
+        """The grammar that the output must follow; None if there is none, or none yet. Raises Refusal."""
+        form = submit.sampling.structured_output
+        if form is None:
+            return None
+        if self._grammars is None:
+            raise refused("this engine does not do structured output")
+        return self._grammars.find(form)
+
+    def _take_grammars(self, outcome: StepOutcome) -> None:
+        """Lets those sequences into the queue whose grammar has come; those whose did not, end."""
+        if self._grammars is None:
+            return
+        for request_id, grammar in self._grammars.take_ready(self._clock()):
+            sequence = self._scheduler.get(request_id)
+            assert sequence is not None, f"{request_id} has ended and still waits for a grammar"
+            try:
+                if isinstance(grammar, Refusal):
+                    raise grammar
+                sequence.grammar = grammar.start(sequence.token_ids[sequence.num_prompt_tokens :])
+                self._scheduler.undefer(sequence)
+            except Refusal as refusal:
+                self._scheduler.abort(request_id)
+                outcome.refusals.append((request_id, refusal))
+                outcome.finished.append(self._finish(sequence))
+
     def _update_of(self, sequence: Sequence, new_token_ids: list[int]) -> SequenceUpdate:
         timeline = self._timelines[sequence.request_id]
         is_first = timeline.first_token_s is None
@@ -181,6 +241,8 @@ class Engine:
         )
 
     def _finish(self, sequence: Sequence) -> Timeline:
+        if self._grammars is not None:
+            self._grammars.cancel(sequence.request_id)
         timeline = self._timelines.pop(sequence.request_id)
         timeline.finished_s = self._clock()
         timeline.num_prompt_tokens = sequence.num_prompt_tokens

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from engine_service.sequence import ScheduledRow, Sequence, StepPlan
+from engine_service.structured_output.token_mask import allowed_token_ids, token_mask
 from shared.sampling import SamplingParams
 
 _MASK = 2**64 - 1
@@ -32,12 +34,26 @@ class FakeModel:
     token_ids: range = field(default_factory=lambda: range(32, 127))  # what it can say
     eos_token_id: int = 256
     eos_every: int = 0  # about every so many tokens is an end of sequence; 0: never
+    closers: frozenset[int] = frozenset(b'"}],')  # preferred where a form has to be kept: else it rambles
 
-    def next_token(self, history_digest: int, position: int, sampling: SamplingParams) -> int:
-        """The token after `position`. Depends on nothing but the arguments, as DESIGN rule 5 wants it."""
+    def next_token(
+        self,
+        history_digest: int,
+        position: int,
+        sampling: SamplingParams,
+        allowed: SequenceOf[int] | None = None,
+    ) -> int:
+        """The token after `position`. Depends on nothing but the arguments, as DESIGN rule 5 wants it.
+
+        `allowed` are the tokens that structured output leaves, not empty; None: no form is asked for.
+        """
         if not sampling.is_greedy:
             history_digest = mix(mix(history_digest, sampling.seed), position)
         spread = (history_digest * 0x9E3779B97F4A7C15 & _MASK) >> 20  # the low bits of a digest are poor
+        if allowed is not None:
+            closing = [token for token in allowed if token in self.closers or token == self.eos_token_id]
+            choice = closing if closing and spread % 2 else allowed
+            return choice[(spread >> 1) % len(choice)]
         if self.eos_every and spread % self.eos_every == 0:
             return self.eos_token_id
         return self.token_ids[spread % len(self.token_ids)]
@@ -123,7 +139,9 @@ class FakeRunner:
                     raise KvMismatch(f"{sequence.request_id} reads another history at position {position}")
         if not row.samples:
             return None
-        return self._model.next_token(self._digest_at(sequence, last), last, sequence.sampling)
+        mask = token_mask(sequence, (self._model.eos_token_id,))
+        allowed = allowed_token_ids(mask) if mask is not None else None
+        return self._model.next_token(self._digest_at(sequence, last), last, sequence.sampling, allowed)
 
     def _digest_at(self, sequence: Sequence, position: int) -> int:
         if position < 0:

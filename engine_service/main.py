@@ -23,11 +23,13 @@ from engine_service.service import EngineService, ServiceEnded
 from engine_service.tracing import RequestSpans
 from engine_service.transport.endpoint import advertised_address, bind_router, remove_socket_file
 from shared.config import ModelConfig
-from shared.errors import UserError
+from shared.errors import ConfigError, UserError
 from shared.identifiers import EngineEpoch, EngineId, fresh_epoch
 from shared.redis_client import connect
 from shared.redis_schema import EngineRecord, EngineState, RedisKeys
 from shared.telemetry import Tracing, start_tracing
+from shared.text_bundle import TextBundle
+from shared.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +108,18 @@ def load_served_model(config: ModelConfig) -> ServedModel:
 
     num_threads = num_compute_threads(config)
     use_threads(num_threads)
-    runner = ModelRunner(config, load_model(config), num_threads=num_threads)
+    loaded = load_model(config)
+    _check_text(loaded.text_bundle)
+    runner = ModelRunner(config, loaded, num_threads=num_threads)
     return ServedModel(runner, runner.model_card, runner.text_bundle)
+
+
+def _check_text(text_bundle: TextBundle) -> None:
+    """Raises ConfigError if no gateway could use the bundle: then the engine had better not start."""
+    try:
+        Tokenizer(text_bundle)
+    except Exception as error:  # somebody else's template or tokenizer file: any error is possible
+        raise ConfigError(f"the model's text files cannot be used: {error}", "source") from error
 
 
 class EngineProcess:
@@ -198,6 +210,8 @@ class EngineProcess:
                 if self._options.parent_pid is not None and is_orphan(self._options.parent_pid):
                     logger.critical("the parent process has ended, and so does this engine")
                     return EXIT_FAILED
+                if service.stalled_for_s > self._config.watchdog_timeout_s:
+                    return self._end_stalled(service)
                 if stuck_at_s is not None and time.monotonic() > stuck_at_s:
                     logger.critical("the step that is being computed does not return; given up")
                     return EXIT_FAILED
@@ -209,6 +223,14 @@ class EngineProcess:
             stuck_at_s = time.monotonic() + limit_s + _STUCK_STEP_S
             self._enter("draining")
             service.drain(limit_s)
+
+    def _end_stalled(self, service: EngineService) -> int:
+        """Health means progress: an engine that makes none is better started anew."""
+        reason = f"there is work, and no step was done in {service.stalled_for_s:.0f} s"
+        logger.critical("%s: this engine ends", reason)
+        self._enter("stalled")
+        service.give_up(reason)
+        return EXIT_FAILED
 
     def _enter(self, state: EngineState) -> None:
         self._state = state

@@ -1,9 +1,9 @@
 """From logits to the next token of each sequence.
 
-Order, as vLLM has it: bias and min_tokens, penalties, temperature, then min_p, top_k and top_p, then
-the draw. The draw takes one uniform number per (seed, position) and inverts the cumulative
-distribution in the order of token ids: of all orders the one in which rounding of the logits can
-least change the outcome, since it never moves a token past another.
+Order, as vLLM has it: bias and min_tokens, penalties, the form of structured output, temperature,
+then min_p, top_k and top_p, then the draw. The draw takes one uniform number per (seed, position) and
+inverts the cumulative distribution in the order of token ids: of all orders the one in which rounding
+of the logits can least change the outcome, since it never moves a token past another.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from torch import Tensor
 
 from engine_service.randomness import uniforms
 from engine_service.sequence import Sequence
+from engine_service.structured_output.logit_mask import keep_only
+from engine_service.structured_output.token_mask import token_mask
 from engine_service.token_filter import allowed_tokens
-from shared.sampling import SamplingParams
 
-# Below this the distribution is a point for any logits that differ; vLLM treats it so, too.
-_GREEDY_BELOW_TEMPERATURE = 1e-5
 _CHUNK = 512  # tokens summed at once in the first pass of the inverse
 
 
@@ -35,7 +34,7 @@ class Sampler:
         for row, sequence in enumerate(sequences):
             self._adjust(logits[row], sequence)
         tokens: list[int] = logits.argmax(dim=-1).tolist()
-        random_rows = [row for row, sequence in enumerate(sequences) if not _is_greedy(sequence.sampling)]
+        random_rows = [row for row, sequence in enumerate(sequences) if not sequence.sampling.is_greedy]
         if random_rows:
             drawn = _draw(logits, random_rows, sequences)
             for row, token in zip(random_rows, drawn, strict=True):
@@ -43,13 +42,13 @@ class Sampler:
         return tokens
 
     def _adjust(self, row: Tensor, sequence: Sequence) -> None:
-        """Bias, min_tokens and penalties, on one row `[vocab]` in place; free for rows that use none."""
+        """Bias, min_tokens, penalties, form: on one row `[vocab]`, in place; free for rows that use none."""
         params = sequence.sampling
         if params.logit_bias:
             row[list(params.logit_bias)] += torch.tensor(
                 list(params.logit_bias.values()), dtype=row.dtype, device=row.device
             )
-        if sequence.num_output_tokens < params.min_tokens:
+        if sequence.num_output_tokens < params.min_tokens and sequence.grammar is None:  # see token_mask
             row[[*self._eos_token_ids, *params.stop_token_ids]] = float("-inf")
         if params.repetition_penalty != 1.0:
             seen = torch.unique(_token_tensor(sequence.token_ids, row))
@@ -61,10 +60,8 @@ class Sampler:
             output = _token_tensor(sequence.token_ids[sequence.num_prompt_tokens :], row)
             seen, counts = torch.unique(output, return_counts=True)
             row[seen] -= params.frequency_penalty * counts + params.presence_penalty
-
-
-def _is_greedy(params: SamplingParams) -> bool:
-    return params.temperature < _GREEDY_BELOW_TEMPERATURE
+        if (mask := token_mask(sequence, self._eos_token_ids)) is not None:
+            keep_only(row, mask)
 
 
 def _token_tensor(token_ids: list[int], row: Tensor) -> Tensor:
@@ -75,9 +72,11 @@ def _draw(logits: Tensor, rows: list[int], sequences: SequenceOf[Sequence]) -> l
     params = [sequences[row].sampling for row in rows]
     # A token's position is the number of tokens before it, wherever those were generated.
     numbers = uniforms([p.seed for p in params], [sequences[row].num_tokens for row in rows])
-    chosen = logits[rows]
+    # A model may overflow (float16) and a mask may leave nothing: neither must end the other rows' step.
+    largest = torch.finfo(logits.dtype).max / 2
+    chosen = logits[rows].nan_to_num_(nan=-torch.inf, posinf=largest, neginf=-torch.inf)
     # Shifted before dividing, so that a tiny temperature gives -inf and never inf - inf.
-    chosen -= chosen.amax(dim=-1, keepdim=True)
+    chosen -= chosen.amax(dim=-1, keepdim=True).clamp_(min=-largest)
     chosen /= torch.tensor([p.temperature for p in params], device=chosen.device).unsqueeze(-1)
     weights = chosen.exp_()  # unnormalised probabilities; the largest of each row is 1
     for index, param in enumerate(params):
@@ -89,9 +88,9 @@ def _draw(logits: Tensor, rows: list[int], sequences: SequenceOf[Sequence]) -> l
 
 
 def _invert(weights: Tensor, numbers: Tensor) -> Tensor:
-    """For each row the first token whose cumulative share exceeds the row's number.
+    """For each row the first token whose cumulative share exceeds the row's number; 0 if none has weight.
 
-    weights: float32 `[rows, vocab]`, at least one positive per row; numbers: float64 `[rows]` in
+    weights: float32 `[rows, vocab]`, finite; numbers: float64 `[rows]` in
     [0, 1). Two passes, over sums of chunks and inside one chunk, as a cumulative sum in float64
     over a whole vocabulary costs several times a plain sum.
     """
@@ -101,7 +100,7 @@ def _invert(weights: Tensor, numbers: Tensor) -> Tensor:
     totals = chunk_ends[:, -1]
     # Below the total also when the product is rounded up, so that a chunk with weight is always found.
     targets = torch.minimum(numbers * totals, totals.nextafter(torch.zeros_like(totals))).unsqueeze(-1)
-    chunk = torch.searchsorted(chunk_ends, targets, right=True)
+    chunk = torch.searchsorted(chunk_ends, targets, right=True).clamp_(max=chunk_ends.shape[1] - 1)
     before = torch.where(chunk > 0, chunk_ends.gather(1, (chunk - 1).clamp(min=0)), 0.0)
     inside = padded.gather(1, chunk.unsqueeze(-1).expand(-1, -1, _CHUNK)).squeeze(1)  # [rows, _CHUNK]
     ends = before + inside.double().cumsum(-1)
@@ -109,4 +108,5 @@ def _invert(weights: Tensor, numbers: Tensor) -> Tensor:
     # The two sums round differently, so a target may pass the end here: the last token with weight is meant.
     positions = torch.arange(_CHUNK, device=weights.device)
     last = torch.where(inside > 0, positions, -1).amax(-1, keepdim=True)
-    return (chunk * _CHUNK + torch.minimum(offset, last)).squeeze(-1)
+    found = (chunk * _CHUNK + torch.minimum(offset, last)).squeeze(-1)
+    return torch.where(totals > 0, found, 0)

@@ -12,14 +12,21 @@ Who frees blocks: `_release`, and nobody else. It empties the table, so a second
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from engine_service.block_pool import BlockPool, extend_block_hashes
 from engine_service.refusal import Refusal
 from engine_service.scheduling_policy import FirstComeFirstServed, SchedulingPolicy
 from engine_service.sequence import BlockId, ScheduledRow, Sequence, SequenceState, StepPlan
+from engine_service.structured_output.grammar import GrammarState
 from shared.identifiers import RequestId
 from shared.messages import FinishReason
+
+
+def _num_missing(sequence: Sequence) -> int:
+    """Tokens that are known and not computed; one while a sequence decodes."""
+    return sequence.num_tokens - sequence.num_computed_tokens
 
 
 class Scheduler:
@@ -37,22 +44,33 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         max_queued_requests: int,
+        max_queued_tokens: int | None = None,
+        long_prefill_token_threshold: int | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         enable_prefix_caching: bool = True,
         policy: SchedulingPolicy | None = None,
         force_preemption_every: int = 0,
     ) -> None:
-        """`force_preemption_every` k > 0 preempts one sequence every k steps: for tests of that path."""
+        """None bounds nothing, of `max_queued_tokens` (prompt tokens that wait) and of
+        `long_prefill_token_threshold` (tokens of one prompt in one step, while there are other sequences).
+        `force_preemption_every` k > 0 preempts one sequence every k steps: for tests of that path.
+        """
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._max_queued_requests = max_queued_requests
+        self._max_queued_tokens = max_queued_tokens or math.inf
+        self._num_queued_tokens = 0  # of the sequences that wait or are deferred
+        self._max_row_tokens = long_prefill_token_threshold or max_num_batched_tokens
         self._eos_token_ids = eos_token_ids
         self._enable_prefix_caching = enable_prefix_caching
         self._waiting: SchedulingPolicy = policy if policy is not None else FirstComeFirstServed()
         self._running: list[Sequence] = []  # in order of admission
-        self._sequences: dict[RequestId, Sequence] = {}  # waiting and running
+        # Accepted, but they lack something that is being made. They are outside of the policy's queue,
+        # so that those behind them pass; they take their place in it when they lack nothing any more.
+        self._deferred: dict[RequestId, Sequence] = {}
+        self._sequences: dict[RequestId, Sequence] = {}  # deferred, waiting and running
         self._planned: StepPlan | None = None
         self._force_preemption_every = force_preemption_every
         self._forced_at: dict[RequestId, int] = {}
@@ -69,7 +87,13 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        """Those that are deferred among them."""
+        return len(self._waiting) + len(self._deferred)
+
+    @property
+    def has_only_deferred(self) -> bool:
+        """Whether there is something to do, but nothing that could be done now."""
+        return 0 < len(self._deferred) == len(self._sequences)
 
     @property
     def num_free_blocks(self) -> int:
@@ -98,8 +122,11 @@ class Scheduler:
 
     # ------------------------------------------------------------------ in and out
 
-    def add(self, sequence: Sequence) -> None:
-        """Queues a sequence. Raises Refusal if it could never run, or if the queue is full."""
+    def add(self, sequence: Sequence, *, is_deferred: bool = False) -> None:
+        """Queues a sequence. Raises Refusal if it could never run, or if the queue is full.
+
+        One that is deferred is not run before `undefer`.
+        """
         if sequence.request_id in self._sequences:
             raise Refusal("invalid_request", f"request id {sequence.request_id!r} is in use", "request_id")
         if sequence.num_output_tokens >= sequence.sampling.max_tokens:
@@ -121,9 +148,21 @@ class Scheduler:
                 f"{num_blocks} KV blocks; the engine has {self._pool.num_blocks}",
                 "max_tokens",
             )
-        if len(self._waiting) >= self._max_queued_requests:
-            raise Refusal("queue_full", f"{len(self._waiting)} requests are waiting already")
+        if self.num_waiting >= self._max_queued_requests:
+            raise Refusal("queue_full", f"{self.num_waiting} requests are waiting already")
+        # A long prompt is refused for what waits before it, never for its own length.
+        if self.num_waiting and self._num_queued_tokens + sequence.num_tokens > self._max_queued_tokens:
+            raise Refusal("queue_full", f"{self._num_queued_tokens} tokens are waiting already")
+        self._num_queued_tokens += sequence.num_tokens
         self._sequences[sequence.request_id] = sequence
+        if is_deferred:
+            self._deferred[sequence.request_id] = sequence
+        else:
+            self._waiting.add(sequence)
+
+    def undefer(self, sequence: Sequence) -> None:
+        """The sequence lacks nothing any more."""
+        del self._deferred[sequence.request_id]
         self._waiting.add(sequence)
 
     def abort(self, request_id: RequestId) -> Sequence | None:
@@ -153,6 +192,7 @@ class Scheduler:
         """
         assert self._planned is None, "the last plan was not updated"
         self._num_plans += 1
+        self._make_room_for_head()
         num_preemptions = self.num_preemptions
         self._preempt_if_forced()
         rows = self._schedule_running()
@@ -182,34 +222,52 @@ class Scheduler:
             self._publish_computed(sequence, row)
             if token_id is not None:
                 sequence.token_ids.append(token_id)
+                self._waiting.generated(sequence, 1)
                 grown.append((sequence, [token_id]))
                 self._end_if_complete(sequence, token_id)
         return grown
 
+    def _make_room_for_head(self) -> None:
+        """Lets running sequences yield to a waiting one, if the policy wants it, before anybody has a row."""
+        head = self._waiting.head()
+        while head is not None and not self._fits(head, self._cached_prefix(head)):
+            victim = self._waiting.yields_to(head, self._running)
+            if victim is None:
+                return
+            self._preempt(victim)
+
     def _schedule_running(self) -> list[ScheduledRow]:
         rows: list[ScheduledRow] = []
         budget = self._max_num_batched_tokens
+        # One token for each sequence that decodes, whatever prompts stand before it.
+        num_decoding = sum(1 for sequence in self._running if _num_missing(sequence) == 1)
         index = 0
         while index < len(self._running) and budget > 0:
             sequence = self._running[index]
-            num_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, budget)
-            if self._grow_table(sequence, num_tokens):
+            is_decoding = _num_missing(sequence) == 1
+            num_tokens = self._chunk_of(sequence, budget if is_decoding else budget - num_decoding)
+            if num_tokens <= 0:
+                index += 1  # a prompt whose turn comes when fewer decode
+            elif self._grow_table(sequence, num_tokens):
                 rows.append(ScheduledRow(sequence, sequence.num_computed_tokens, num_tokens))
                 budget -= num_tokens
+                num_decoding -= is_decoding
                 index += 1
             else:
                 # Victims come from those without a row, so no row has to be taken back. The victim
                 # may be `sequence` itself; either way the list gets shorter and the loop ends.
-                self._preempt(self._waiting.victim(self._running[index:]))
+                victim = self._waiting.victim(self._running[index:])
+                num_decoding -= _num_missing(victim) == 1
+                self._preempt(victim)
         return rows
 
     def _admit_waiting(self, budget: int) -> list[ScheduledRow]:
         rows: list[ScheduledRow] = []
-        while budget > 0 and len(self._running) < self._max_num_seqs:
+        while budget > 0:
             sequence = self._waiting.head()
             if sequence is None or not self._admit(sequence):
                 break  # no overtaking: a small request must not starve a large one
-            num_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, budget)
+            num_tokens = self._chunk_of(sequence, budget)
             grew = self._grow_table(sequence, num_tokens)
             assert grew, "admission has checked the blocks"
             rows.append(ScheduledRow(sequence, sequence.num_computed_tokens, num_tokens))
@@ -217,17 +275,13 @@ class Scheduler:
         return rows
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Moves the sequence to the running ones, on top of its cached prefix, if all its tokens fit.
-
-        Room for all tokens, not only for the first chunk, and one block more for each sequence that
-        runs: else the next step would preempt what this one has admitted.
-        """
+        """Moves the sequence to the running ones, on top of its cached prefix, if it fits."""
         cached = self._cached_prefix(sequence)
-        num_needed = self._pool.num_blocks_for(sequence.num_tokens) - len(cached)
-        num_left = self._pool.num_free_blocks - self._pool.num_free_among(cached) - num_needed
-        if num_left < len(self._running):
+        if not self._fits(sequence, cached):
             return False
         self._waiting.remove(sequence)
+        self._num_queued_tokens -= sequence.num_tokens
+        self._waiting.admitted(sequence)
         self._pool.hold(cached)
         sequence.block_ids.extend(cached)
         sequence.num_computed_tokens = len(cached) * self._pool.block_size
@@ -238,6 +292,18 @@ class Scheduler:
             self.prefix_cache_queries += sequence.num_tokens if self._enable_prefix_caching else 0
             self.prefix_cache_hits += sequence.num_computed_tokens
         return True
+
+    def _fits(self, sequence: Sequence, cached: list[BlockId]) -> bool:
+        """Room for all tokens, not only for the first chunk, and one block more for each sequence that
+        runs: else the next step would preempt what this one has admitted."""
+        num_needed = self._pool.num_blocks_for(sequence.num_tokens) - len(cached)
+        num_left = self._pool.num_free_blocks - self._pool.num_free_among(cached) - num_needed
+        return len(self._running) < self._max_num_seqs and num_left >= len(self._running)
+
+    def _chunk_of(self, sequence: Sequence, budget: int) -> int:
+        """Tokens of a sequence that the next step computes."""
+        is_alone = len(self._sequences) == 1
+        return min(_num_missing(sequence), budget, budget if is_alone else self._max_row_tokens)
 
     def _cached_prefix(self, sequence: Sequence) -> list[BlockId]:
         if not self._enable_prefix_caching:
@@ -274,8 +340,24 @@ class Scheduler:
         if is_stop_token and sequence.num_output_tokens >= sampling.min_tokens:
             sequence.stop_token_id = token_id
             self._end(sequence, "stop")
+        elif sequence.grammar is not None and self._end_by_grammar(sequence, sequence.grammar, token_id):
+            pass
         elif sequence.num_tokens >= self._final_length(sequence):
             self._end(sequence, "length")
+
+    def _end_by_grammar(self, sequence: Sequence, grammar: GrammarState, token_id: int) -> bool:
+        """Advances the grammar; whether that has ended the sequence: it is complete, or it has failed."""
+        try:
+            grammar.accept(token_id)
+        except Refusal as refusal:
+            sequence.refusal = refusal
+            self._end(sequence, "abort")
+            return True
+        if grammar.is_complete:
+            # An end-of-sequence token came although it was not wanted yet: nothing else could.
+            sequence.stop_token_id = token_id if token_id in self._eos_token_ids else None
+            self._end(sequence, "stop")
+        return grammar.is_complete
 
     def _final_length(self, sequence: Sequence) -> int:
         """Tokens of the sequence, prompt included, when it runs to its limit."""
@@ -285,7 +367,11 @@ class Scheduler:
         if sequence.state is SequenceState.RUNNING:
             self._running.remove(sequence)
         else:
-            self._waiting.remove(sequence)
+            self._num_queued_tokens -= sequence.num_tokens
+            if sequence.request_id not in self._deferred:
+                self._waiting.remove(sequence)
+        if self._deferred.pop(sequence.request_id, None) is None:
+            self._waiting.ended(sequence)
         del self._sequences[sequence.request_id]
         self._forced_at.pop(sequence.request_id, None)
         self._release(sequence)
@@ -300,6 +386,7 @@ class Scheduler:
         sequence.state = SequenceState.WAITING
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+        self._num_queued_tokens += sequence.num_tokens
         self._waiting.put_back(sequence)
 
     def _release(self, sequence: Sequence) -> None:
@@ -319,7 +406,9 @@ class Scheduler:
 
     def check(self) -> None:
         """Asserts that queues, states and block tables agree, and that no block is lost or shared wrongly."""
-        waiting = list(self._waiting)
+        waiting = [*self._waiting, *self._deferred.values()]
+        num_queued_tokens = sum(sequence.num_tokens for sequence in waiting)
+        assert num_queued_tokens == self._num_queued_tokens, "the tokens that wait are miscounted"
         held = {id(sequence) for sequence in (*self._running, *waiting)}
         assert len(held) == len(self._running) + len(waiting), "a sequence is in two places"
         assert held == {id(sequence) for sequence in self.sequences()}, "a sequence is in no queue"

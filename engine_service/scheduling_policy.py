@@ -28,6 +28,21 @@ class SchedulingPolicy(Protocol):
     def victim(self, candidates: list[Sequence]) -> Sequence:
         """Which running sequence yields its blocks. Candidates are in order of admission, never empty."""
 
+    def yields_to(self, head: Sequence, running: list[Sequence]) -> Sequence | None:
+        """Which running sequence makes room for a waiting one that finds none; None: it has to wait.
+
+        Must not let two sequences push each other out in turn.
+        """
+
+    def admitted(self, sequence: Sequence) -> None:
+        """It left the queue to run, for the first time or again."""
+
+    def generated(self, sequence: Sequence, num_tokens: int) -> None:
+        """A step gave it new tokens."""
+
+    def ended(self, sequence: Sequence) -> None:
+        """It will not come back. Called once for each sequence that was added."""
+
     def __iter__(self) -> Iterator[Sequence]: ...
 
     def __len__(self) -> int: ...
@@ -57,6 +72,18 @@ class FirstComeFirstServed:
 
     def victim(self, candidates: list[Sequence]) -> Sequence:
         return candidates[-1]
+
+    def yields_to(self, head: Sequence, running: list[Sequence]) -> Sequence | None:
+        return None
+
+    def admitted(self, sequence: Sequence) -> None:
+        pass
+
+    def generated(self, sequence: Sequence, num_tokens: int) -> None:
+        pass
+
+    def ended(self, sequence: Sequence) -> None:
+        pass
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._waiting.values())

@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import NewType
 
+from engine_service.refusal import Refusal
+from engine_service.structured_output.grammar import GrammarState
 from shared.identifiers import RequestId, TenantId
 from shared.messages import FinishReason
 from shared.sampling import SamplingParams
@@ -46,8 +48,10 @@ class Sequence:
     block_hashes: list[BlockHash] = field(default_factory=list)  # of full blocks of token_ids, in order
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
     num_preemptions: int = 0
+    grammar: GrammarState | None = None  # after the tokens so far; None also while it is being compiled
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    refusal: Refusal | None = None  # why it could not go on; the finish_reason is "abort" then
 
     @property
     def num_tokens(self) -> int:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from engine_service.block_pool import BlockPool
 from engine_service.engine import Engine
+from engine_service.fair_share import FairShare
 from engine_service.runner import Runner
 from engine_service.scheduler import Scheduler
+from engine_service.scheduling_policy import FirstComeFirstServed, SchedulingPolicy
+from engine_service.structured_output.grammar_desk import GrammarDesk
+from engine_service.structured_output.llguidance_compiler import LlguidanceCompiler
+from engine_service.structured_output.llguidance_grammar import LlguidanceVocabulary
 from shared.config import ModelConfig
 from shared.messages import ModelCard
 from shared.text_bundle import TextBundle
+
+POLICIES: Mapping[str, Callable[[], SchedulingPolicy]] = MappingProxyType(
+    {"fair_share": FairShare, "fcfs": FirstComeFirstServed}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +43,18 @@ def build_engine(config: ModelConfig, served: ServedModel, *, force_preemption_e
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=card.max_model_len,
         max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        long_prefill_token_threshold=(
+            config.long_prefill_token_threshold or max(1, config.max_num_batched_tokens // 2)
+        ),
+        policy=POLICIES[config.scheduling_policy](),
         eos_token_ids=frozenset(card.eos_token_ids),
         enable_prefix_caching=config.enable_prefix_caching,
         force_preemption_every=force_preemption_every,
     )
-    return Engine(scheduler, served.runner, vocab_size=card.vocab_size)
+    vocabulary = LlguidanceVocabulary(served.text_bundle.tokenizer_json, card.vocab_size, card.eos_token_ids)
+    grammars = GrammarDesk(LlguidanceCompiler(vocabulary))
+    return Engine(scheduler, served.runner, vocab_size=card.vocab_size, grammars=grammars)
 
 
 def num_compute_threads(config: ModelConfig) -> int:

@@ -90,6 +90,14 @@ class EngineService:
         """After the last step."""
         return self._outbox.load
 
+    @property
+    def stalled_for_s(self) -> float:
+        return self._step_loop.stalled_for_s
+
+    def give_up(self, reason: str) -> None:
+        """Tells all gateways that nothing they wait for will come."""
+        self._outbox.put(Answer(TO_ALL, Dead(self._epoch, reason)))
+
     def start(self) -> None:
         for thread in self._threads:
             thread.start()

@@ -16,12 +16,15 @@ from engine_service.transport.inbox import (
     Inbox,
     InboxEvent,
     SubmitReceived,
+    WakeUp,
 )
 from engine_service.transport.outbox import TO_ALL, Answer, Outbox, StepAnswers
 from shared.identifiers import EngineEpoch, RequestId
 from shared.messages import Bye, Reject, RejectCode, SequenceUpdate
 
 logger = logging.getLogger(__name__)
+
+_DEADLINE_CHECK_S = 0.1  # deadlines are looked at in steps; this often when there are none to make
 
 
 class StepLoop:
@@ -42,18 +45,47 @@ class StepLoop:
         self._clock = clock
         self._gateway_of: dict[RequestId, GatewayAddress] = {}
         self._drain_until_s: float | None = None
+        self._stalled_since_s: float | None = None
 
     def run(self) -> None:
         """Until the engine is drained. A step that fails raises, and ends the engine with it."""
+        self._engine.wake_with(lambda: self._inbox.put(WakeUp()))
+        try:
+            self._run_until_drained()
+        finally:
+            self._engine.close()
+
+    def _run_until_drained(self) -> None:
         while not self._is_drained():
-            is_idle = not self._engine.has_work and self._drain_until_s is None
-            for event in self._inbox.take(wait=is_idle):
+            for event in self._take_events():
                 self._handle(event)
-            outcome = self._engine.step(self._poll_aborts) if self._engine.has_work else None
+            outcome = self._step() if self._engine.has_work else None
             self._outbox.load = self._engine.load()
             if outcome is not None:
                 self._publish(outcome)
         self._give_up()
+
+    @property
+    def stalled_for_s(self) -> float:
+        """How long there has been something to compute without a step being done. For other threads."""
+        since_s = self._stalled_since_s
+        return 0.0 if since_s is None else self._clock() - since_s
+
+    def _step(self) -> StepOutcome:
+        if self._engine.only_awaits_grammars:
+            self._stalled_since_s = None  # their own time-out looks after these
+        elif self._stalled_since_s is None:
+            self._stalled_since_s = self._clock()
+        outcome = self._engine.step(self._poll_aborts)
+        if outcome.did_compute:
+            self._stalled_since_s = None
+        return outcome
+
+    def _take_events(self) -> list[InboxEvent]:
+        """All that have come; waits for some while there is nothing to compute."""
+        if self._engine.only_awaits_grammars:
+            return self._inbox.take(wait=True, timeout_s=_DEADLINE_CHECK_S)
+        return self._inbox.take(wait=not self._engine.has_work and self._drain_until_s is None)
 
     def _handle(self, event: InboxEvent) -> None:
         match event:
@@ -68,6 +100,8 @@ class StepLoop:
             case DrainRequested():
                 self._drain_until_s = self._clock() + event.limit_s
                 self._outbox.put(Answer(TO_ALL, Bye(self._epoch)))
+            case WakeUp():
+                pass  # the next step looks for what has come
 
     def _accept(self, event: SubmitReceived) -> None:
         request_id = event.submit.request_id
@@ -83,7 +117,8 @@ class StepLoop:
 
     def _own(self, event: AbortReceived) -> list[RequestId]:
         """Those of the ids that run here for the gateway that asks."""
-        return [key for key in event.request_ids if self._gateway_of.get(key) == event.gateway]
+        named_once = dict.fromkeys(event.request_ids)
+        return [key for key in named_once if self._gateway_of.get(key) == event.gateway]
 
     def _poll_aborts(self) -> Iterable[RequestId]:
         """Called by the engine right after the model has returned; it aborts what is named here."""
@@ -99,6 +134,9 @@ class StepLoop:
             self._outbox.put(StepAnswers({}, self._outbox.load, [timeline]))
 
     def _publish(self, outcome: StepOutcome) -> None:
+        for request_id, refusal in outcome.refusals:
+            if (address := self._gateway_of.pop(request_id, None)) is not None:
+                self._reject(address, request_id, refusal.code, refusal.message, refusal.param)
         updates: dict[GatewayAddress, list[SequenceUpdate]] = {}
         for update in outcome.updates:
             gateway = self._gateway_of.get(update.request_id)

@@ -41,7 +41,12 @@ class DrainRequested:
     limit_s: float
 
 
-InboxEvent = SubmitReceived | AbortReceived | GatewayLost | DrainRequested
+@dataclass(frozen=True, slots=True)
+class WakeUp:
+    """The engine has something new to look at."""
+
+
+InboxEvent = SubmitReceived | AbortReceived | GatewayLost | DrainRequested | WakeUp
 
 _NUM_FAST_ABORTS = 10_000
 
@@ -65,15 +70,17 @@ class Inbox:
         self._events.put(event)
         return True
 
-    def put(self, event: AbortReceived | GatewayLost | DrainRequested) -> None:
+    def put(self, event: AbortReceived | GatewayLost | DrainRequested | WakeUp) -> None:
         if isinstance(event, AbortReceived):
             self._fast_aborts.append(event)
         self._events.put(event)
 
-    def take(self, *, wait: bool) -> list[InboxEvent]:
-        """All events that are there, in order; with `wait` at least one."""
-        events = [self._events.get()] if wait else []
+    def take(self, *, wait: bool, timeout_s: float | None = None) -> list[InboxEvent]:
+        """All events that are there, in order; with `wait` at least one, unless the timeout passes."""
+        events: list[InboxEvent] = []
         try:
+            if wait:
+                events.append(self._events.get(timeout=timeout_s))
             while True:
                 events.append(self._events.get_nowait())
         except queue.Empty:

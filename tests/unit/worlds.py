@@ -8,9 +8,11 @@ from typing import Any
 from engine_service.block_pool import BlockPool
 from engine_service.engine import Engine
 from engine_service.fake_runner import FakeModel, FakeRunner
+from engine_service.refusal import Refusal
 from engine_service.scheduler import Scheduler
 from engine_service.scheduling_policy import SchedulingPolicy
 from engine_service.sequence import Sequence, StepPlan
+from engine_service.structured_output.grammar_desk import GrammarDesk
 from shared.identifiers import RequestId, TenantId
 from shared.messages import SequenceUpdate, Submit
 from shared.sampling import SamplingParams
@@ -54,6 +56,7 @@ class World:
     output: dict[str, list[int]] = field(default_factory=dict)
     last_update: dict[str, SequenceUpdate] = field(default_factory=dict)
     finish_order: list[str] = field(default_factory=list)
+    refusals: dict[str, Refusal] = field(default_factory=dict)  # that came after a request was accepted
 
     def add(self, name: str, prompt: list[int], **options: Any) -> Submit:
         submit = make_submit(name, prompt, **options)
@@ -69,6 +72,7 @@ class World:
         self.engine.check()
         outcome = self.engine.step(lambda: [RequestId(name) for name in aborts])
         self.engine.check()
+        self.refusals.update(outcome.refusals)
         for update in outcome.updates:
             self.output[update.request_id] += update.new_token_ids
             if update.finish_reason is not None:
@@ -103,10 +107,15 @@ def make_world(
     max_num_batched_tokens: int = 32,
     max_model_len: int = 200,
     max_queued_requests: int = 1000,
+    max_queued_tokens: int | None = None,
+    long_prefill_token_threshold: int | None = None,
     enable_prefix_caching: bool = True,
     force_preemption_every: int = 0,
     policy: SchedulingPolicy | None = None,
     model: FakeModel = MODEL,
+    grammars: GrammarDesk | None = None,
+    vocab_size: int = VOCAB_SIZE,
+    eos_token_id: int = EOS,
 ) -> World:
     pool = BlockPool(num_blocks, block_size)
     scheduler = Scheduler(
@@ -115,14 +124,16 @@ def make_world(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         max_queued_requests=max_queued_requests,
-        eos_token_ids=frozenset({EOS}),
+        max_queued_tokens=max_queued_tokens,
+        long_prefill_token_threshold=long_prefill_token_threshold,
+        eos_token_ids=frozenset({eos_token_id}),
         enable_prefix_caching=enable_prefix_caching,
         policy=policy,
         force_preemption_every=force_preemption_every,
     )
     runner = ListeningRunner(num_blocks, block_size, model=model)
     clock = ManualClock()
-    engine = Engine(scheduler, runner, vocab_size=VOCAB_SIZE, clock=clock)
+    engine = Engine(scheduler, runner, vocab_size=vocab_size, grammars=grammars, clock=clock)
     return World(engine, scheduler, pool, runner, clock)
 
 
@@ -139,6 +150,8 @@ def make_submit(
     output: tuple[int, ...] | list[int] = (),
     timeout_s: float | None = None,
     cache_salt: str = "",
+    tenant: str = "acme",
+    priority: int = 1,
     trace_context: dict[str, str] | None = None,
     **sampling: Any,
 ) -> Submit:
@@ -146,7 +159,8 @@ def make_submit(
         request_id=RequestId(name),
         prompt_token_ids=prompt,
         sampling=make_sampling(max_tokens, **sampling),
-        tenant=TenantId("acme"),
+        tenant=TenantId(tenant),
+        priority=priority,
         timeout_s=timeout_s,
         cache_salt=cache_salt,
         trace_context=trace_context or {},
