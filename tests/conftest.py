@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,3 +37,14 @@ def _start_valkey(directory: Path) -> tuple[EmbeddedValkey, subprocess.Popen[byt
         process.kill()
         process.wait(10)
     pytest.fail("the embedded Valkey does not start")
+
+
+@pytest.fixture(scope="session")
+def transformers_model() -> Any:
+    """The default model in transformers, float32. Loading it takes seconds: once for the session."""
+    # Imported here: most tests need neither.
+    from engine_service.model_source import resolve_source
+    from shared.config import DEFAULT_MODEL_SOURCE
+    from tests.transformers_model import transformers_model_of_gguf
+
+    return transformers_model_of_gguf(resolve_source(DEFAULT_MODEL_SOURCE).path)

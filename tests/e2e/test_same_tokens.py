@@ -12,9 +12,8 @@ from engine_service.engine import Engine
 from engine_service.loaders.load import load_model
 from engine_service.loaders.loaded_model import LoadedModel
 from engine_service.model_runner import ModelRunner, use_threads
-from engine_service.model_source import resolve_source
 from engine_service.served_model import ServedModel, build_engine
-from shared.config import DEFAULT_MODEL_NAME, DEFAULT_MODEL_SOURCE, default_model
+from shared.config import DEFAULT_MODEL_NAME, default_model
 from shared.identifiers import RequestId, TenantId
 from shared.messages import Submit
 from shared.sampling import SamplingParams
@@ -22,7 +21,6 @@ from shared.tokenizer import Tokenizer
 from tests.e2e.prompts import PROMPTS
 from tests.e2e.reference import TIE, Reference, generate_alone, verified
 from tests.http_client import send
-from tests.integration.test_reference_tokens import transformers_model_of_gguf
 from tests.stack import Stack
 
 MAX_TOKENS = 64
@@ -38,15 +36,14 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world(transformers_model: Any) -> World:
     use_threads(2)
     loaded = load_model(default_model())
     tokenizer = Tokenizer(loaded.text_bundle)
-    model = transformers_model_of_gguf(resolve_source(DEFAULT_MODEL_SOURCE).path)
     prompts = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in PROMPTS]
     outputs = run_all_at_once(make_engine(loaded, enable_prefix_caching=False), prompts)
-    references = [verified(model, *pair) for pair in zip(prompts, outputs, strict=True)]
-    return World(loaded, tokenizer, model, references)
+    references = [verified(transformers_model, *pair) for pair in zip(prompts, outputs, strict=True)]
+    return World(loaded, tokenizer, transformers_model, references)
 
 
 def make_engine(loaded: LoadedModel, **changes: Any) -> Engine:
