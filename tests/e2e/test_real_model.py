@@ -110,7 +110,7 @@ def test_16_requests_together_take_less_than_a_third_of_16_in_a_row(client):
 def test_chat_and_status_work_from_a_script(stack):
     headrace = [sys.executable, "-m", "compose.cli"]
     chat = subprocess.run(
-        [*headrace, "chat", "--run-dir", stack.run_dir],
+        [*headrace, "chat", "--temperature", "0", "--run-dir", stack.run_dir],
         input="What is the capital of France?",
         capture_output=True,
         text=True,
