@@ -18,11 +18,12 @@ COMPOSE_PLUGIN := $(VENV)/docker-compose
 COMPOSE_VERSION := 2.40.3
 COMPOSE_SHA256 := d42aa5ffe26ff876347b62172da739064454ad59ad5dd44de933ec9594e8c1d8
 
-.PHONY: help setup up test lint format bench compose-plugin clean
+.PHONY: help setup up test soak lint format bench compose-plugin clean
 
 help:
 	@echo "make up       start the stack; PORT=, CONFIG=, ARGS= (headrace up --help)"
 	@echo "make test     run all tests; ARGS= for pytest"
+	@echo "make soak     the long runs of random tests, some minutes"
 	@echo "make lint     ruff, mypy, import rules"
 	@echo "make bench    measure throughput and latency of a stack of its own; ARGS="
 	@echo "make setup    only install; make clean removes everything again"
@@ -46,6 +47,9 @@ up: setup
 
 test: setup
 	$(BIN)/pytest $(ARGS)
+
+soak: setup
+	$(BIN)/pytest -m soak -s $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine_service.sequence import BlockHash, BlockId, Sequence
 
@@ -82,6 +83,18 @@ class FreeList:
         return found
 
 
+class CacheListener(Protocol):
+    """Is told what can be found in the cache from now on, and what no longer."""
+
+    def stored(self, sequence: Sequence, index: int) -> None:
+        """Block `index` of the sequence can be found, by `sequence.block_hashes[index]`."""
+
+    def removed(self, block_hash: BlockHash) -> None: ...
+
+    def cleared(self) -> None:
+        """Nothing can be found any more."""
+
+
 class BlockPool:
     """Owns all blocks of an engine. Counts references; a block without any is free.
 
@@ -89,12 +102,13 @@ class BlockPool:
     the table of a running sequence. The first one to be published is the one that can be found.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, listener: CacheListener | None = None) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._blocks = [Block(BlockId(index)) for index in range(num_blocks)]
         self._free = FreeList(self._blocks)
         self._found_by_hash: dict[BlockHash, Block] = {}
+        self._listener = listener
 
     @property
     def num_free_blocks(self) -> int:
@@ -135,6 +149,8 @@ class BlockPool:
             block = self._free.pop_oldest()
             if block.block_hash is not None:
                 del self._found_by_hash[block.block_hash]
+                if self._listener is not None:
+                    self._listener.removed(block.block_hash)
                 block.block_hash = None
             block.num_references = 1
             taken.append(block.block_id)
@@ -153,17 +169,38 @@ class BlockPool:
             if block.num_references == 0:
                 self._free.append(block)
 
-    def publish(self, block_id: BlockId, block_hash: BlockHash) -> None:
-        """Lets the block be found by its content; its keys and values must have been computed.
+    def publish(self, sequence: Sequence, index: int) -> None:
+        """Lets block `index` of the sequence be found by its content, which must have been computed.
 
         Does nothing when another block of that content can be found already.
         """
-        block = self._blocks[block_id]
-        assert block.num_references > 0, f"block {block_id} is published but held by nobody"
+        block = self._blocks[sequence.block_ids[index]]
+        block_hash = sequence.block_hashes[index]
+        assert block.num_references > 0, f"block {block.block_id} is published but held by nobody"
         if block_hash not in self._found_by_hash:
-            assert block.block_hash is None, f"block {block_id} is published with two contents"
+            assert block.block_hash is None, f"block {block.block_id} is published with two contents"
             block.block_hash = block_hash
             self._found_by_hash[block_hash] = block
+            if self._listener is not None:
+                self._listener.stored(sequence, index)
+
+    def reset_prefix_cache(self) -> int:
+        """Forgets the content of all blocks, also of those that are referenced; returns how many had one.
+
+        References stay, so tables are not touched. Nor is the free list: its order no longer means
+        anything, but any order serves.
+        """
+        num_forgotten = len(self._found_by_hash)
+        for block in self._found_by_hash.values():
+            block.block_hash = None
+        self._found_by_hash.clear()
+        if self._listener is not None:
+            self._listener.cleared()
+        return num_forgotten
+
+    def cached_hashes(self) -> set[BlockHash]:
+        """All that can be found."""
+        return set(self._found_by_hash)
 
     def free_order(self) -> list[BlockId]:
         """The free blocks, the next to be taken first."""
@@ -191,9 +228,15 @@ class BlockPool:
         assert named == len(self._found_by_hash), "a hash leads to a block that does not have it"
 
 
-def root_hash(cache_salt: str) -> BlockHash:
-    """The parent of a first block: sequences share blocks only under an equal salt."""
-    return BlockHash(hashlib.blake2b(b"headrace\0" + cache_salt.encode(), digest_size=_HASH_BYTES).digest())
+def root_hash(cache_salt: str, adapter: str = "") -> BlockHash:
+    """The parent of a first block: sequences share blocks only under an equal salt and adapter.
+
+    The adapter enters as BLAKE2b's personalisation, apart from the content, so that no salt can be
+    chosen to stand for another adapter.
+    """
+    personalisation = hashlib.blake2b(adapter.encode(), digest_size=_HASH_BYTES).digest() if adapter else b""
+    content = b"headrace\0" + cache_salt.encode()
+    return BlockHash(hashlib.blake2b(content, digest_size=_HASH_BYTES, person=personalisation).digest())
 
 
 def chained_hash(parent: BlockHash, token_ids: list[int]) -> BlockHash:
@@ -212,7 +255,7 @@ def extend_block_hashes(sequence: Sequence, block_size: int) -> None:
     num_full_blocks = sequence.num_tokens // block_size
     if len(hashes) == num_full_blocks:
         return
-    parent = hashes[-1] if hashes else root_hash(sequence.cache_salt)
+    parent = hashes[-1] if hashes else root_hash(sequence.cache_salt, sequence.adapter)
     for index in range(len(hashes), num_full_blocks):
         parent = chained_hash(parent, sequence.token_ids[index * block_size : (index + 1) * block_size])
         hashes.append(parent)

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from engine_service.kv_events import KvEventRecorder
 from engine_service.refusal import Refusal
-from engine_service.runner import Runner
+from engine_service.runner import Runner, Sampled
 from engine_service.scheduler import Scheduler
 from engine_service.sequence import Sequence
 from engine_service.structured_output.grammar import Grammar, refused
@@ -63,13 +64,18 @@ class Engine:
         *,
         vocab_size: int,
         grammars: GrammarDesk | None = None,
+        kv_events: KvEventRecorder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Without `grammars`, requests for structured output are refused."""
+        """Without `grammars`, requests for structured output are refused.
+
+        `kv_events` listens to the scheduler's block pool, and is flushed after each step.
+        """
         self._scheduler = scheduler
         self._runner = runner
         self._vocab_size = vocab_size
         self._grammars = grammars
+        self._kv_events = kv_events
         self._clock = clock
         self._timelines: dict[RequestId, Timeline] = {}
         self._num_steps = 0
@@ -125,6 +131,16 @@ class Engine:
         sequence = self._scheduler.abort(request_id)
         return self._finish(sequence) if sequence is not None else None
 
+    def reset_prefix_cache(self) -> int:
+        """Forgets all cached prefixes, for requests to come; those that run are not disturbed.
+
+        Returns how many blocks were forgotten. May be called where aborts are polled, too. No message
+        of the wire asks for it yet.
+        """
+        num_forgotten = self._scheduler.reset_prefix_cache()
+        self._flush_kv_events()
+        return num_forgotten
+
     def step(self, poll_aborts: Callable[[], Iterable[RequestId]] = _no_aborts) -> StepOutcome:
         """Makes one forward pass, if there is anything to compute.
 
@@ -151,13 +167,14 @@ class Engine:
         for request_id in poll_aborts():
             if (timeline_or_none := self.abort(request_id)) is not None:
                 outcome.finished.append(timeline_or_none)
-        for sequence, new_token_ids in self._scheduler.update(plan, sampled):
+        for sequence, new_tokens in self._scheduler.update(plan, sampled):
             if sequence.refusal is None:
-                outcome.updates.append(self._update_of(sequence, new_token_ids))
+                outcome.updates.append(self._update_of(sequence, new_tokens))
             else:
                 outcome.refusals.append((sequence.request_id, sequence.refusal))
             if sequence.finish_reason is not None:
                 outcome.finished.append(self._finish(sequence))
+        self._flush_kv_events()
         return outcome
 
     def load(self) -> EngineLoad:
@@ -181,6 +198,10 @@ class Engine:
         self._scheduler.check()
         accepted = {sequence.request_id for sequence in self._scheduler.sequences()}
         assert accepted == set(self._timelines), "a timeline without its sequence, or the reverse"
+
+    def _flush_kv_events(self) -> None:
+        if self._kv_events is not None:
+            self._kv_events.flush()
 
     def _check_submit(self, submit: Submit) -> None:
         """What the scheduler and the runner rely on; the gateway has told the client before, in its words."""
@@ -225,19 +246,20 @@ class Engine:
                 outcome.refusals.append((request_id, refusal))
                 outcome.finished.append(self._finish(sequence))
 
-    def _update_of(self, sequence: Sequence, new_token_ids: list[int]) -> SequenceUpdate:
+    def _update_of(self, sequence: Sequence, new_tokens: list[Sampled]) -> SequenceUpdate:
         timeline = self._timelines[sequence.request_id]
         is_first = timeline.first_token_s is None
         if is_first:
             timeline.first_token_s = self._clock()
             self._prompt_tokens += sequence.num_prompt_tokens
-        self._generation_tokens += len(new_token_ids)
+        self._generation_tokens += len(new_tokens)
         return SequenceUpdate(
             sequence.request_id,
-            new_token_ids,
+            [token.token_id for token in new_tokens],
             finish_reason=sequence.finish_reason,
             stop_token_id=sequence.stop_token_id,
             num_cached_tokens=sequence.num_cached_tokens if is_first else 0,
+            logprobs=[token.logprobs for token in new_tokens if token.logprobs is not None],
         )
 
     def _finish(self, sequence: Sequence) -> Timeline:

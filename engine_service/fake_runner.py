@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from engine_service.barred_tokens import barred_tokens, left_of_allowed
+from engine_service.runner import Sampled
 from engine_service.sequence import ScheduledRow, Sequence, StepPlan
 from engine_service.structured_output.token_mask import allowed_token_ids, token_mask
+from shared.messages import TokenLogprobs
 from shared.sampling import SamplingParams
 
 _MASK = 2**64 - 1
@@ -45,7 +48,7 @@ class FakeModel:
     ) -> int:
         """The token after `position`. Depends on nothing but the arguments, as DESIGN rule 5 wants it.
 
-        `allowed` are the tokens that structured output leaves, not empty; None: no form is asked for.
+        `allowed` are the tokens that structured output and other bans leave, not empty; None: there are none.
         """
         if not sampling.is_greedy:
             history_digest = mix(mix(history_digest, sampling.seed), position)
@@ -57,6 +60,14 @@ class FakeModel:
         if self.eos_every and spread % self.eos_every == 0:
             return self.eos_token_id
         return self.token_ids[spread % len(self.token_ids)]
+
+    def logprobs(self, history_digest: int, token_id: int, num_top: int) -> TokenLogprobs:
+        """Made up, of the history and the chosen token: that one is the likeliest, its neighbours follow."""
+        chance = history_digest % 1000 / 1000
+        first = self.token_ids.start
+        neighbours = [first + (token_id - first + step) % len(self.token_ids) for step in range(1, num_top)]
+        top = [(token, -0.7 * (rank + 1) - chance) for rank, token in enumerate([token_id, *neighbours])]
+        return TokenLogprobs(token_id, top[0][1], 1, top[:num_top])
 
     def generate(self, prompt: list[int], num_tokens: int, sampling: SamplingParams) -> list[int]:
         """What an engine must answer: the same function without blocks, batches or cache."""
@@ -111,7 +122,7 @@ class FakeRunner:
     def num_blocks(self) -> int:
         return self._num_blocks
 
-    def execute(self, plan: StepPlan) -> list[int | None]:
+    def execute(self, plan: StepPlan) -> list[Sampled | None]:
         self._num_steps += 1
         if self._num_steps == self._die_at_step:
             raise FakeModelFailure(f"step {self._num_steps} was told to fail")
@@ -128,7 +139,7 @@ class FakeRunner:
             digest = mix(digest, sequence.token_ids[position])
             self._slots[self._slot(sequence, position)] = digest
 
-    def _read(self, row: ScheduledRow) -> int | None:
+    def _read(self, row: ScheduledRow) -> Sampled | None:
         sequence = row.sequence
         last = row.start + row.num_tokens - 1
         if self._verify:
@@ -139,9 +150,25 @@ class FakeRunner:
                     raise KvMismatch(f"{sequence.request_id} reads another history at position {position}")
         if not row.samples:
             return None
-        mask = token_mask(sequence, (self._model.eos_token_id,))
+        digest = self._digest_at(sequence, last)
+        token_id = self._model.next_token(digest, last, sequence.sampling, self._allowed(sequence))
+        num_top = sequence.sampling.logprobs
+        return Sampled(token_id, None if num_top is None else self._model.logprobs(digest, token_id, num_top))
+
+    def _allowed(self, sequence: Sequence) -> list[int] | None:
+        """What bans and the form leave, as the sampler of a real model has it; None: anything."""
+        eos_token_ids = (self._model.eos_token_id,)
+        mask = token_mask(sequence, eos_token_ids)
         allowed = allowed_token_ids(mask) if mask is not None else None
-        return self._model.next_token(self._digest_at(sequence, last), last, sequence.sampling, allowed)
+        if not (sequence.sampling.bad_words or sequence.sampling.allowed_token_ids):
+            return allowed
+        barred = barred_tokens(sequence, eos_token_ids)
+        left = left_of_allowed(sequence, barred)
+        if left is None:
+            left = [token_id for token_id in self._model.token_ids if token_id not in barred]
+        if allowed is None:
+            return left or list(self._model.token_ids)
+        return sorted(set(left) & set(allowed)) or allowed
 
     def _digest_at(self, sequence: Sequence, position: int) -> int:
         if position < 0:

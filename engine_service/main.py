@@ -22,6 +22,7 @@ from engine_service.served_model import ServedModel, build_engine, num_compute_t
 from engine_service.service import EngineService, ServiceEnded
 from engine_service.tracing import RequestSpans
 from engine_service.transport.endpoint import advertised_address, bind_router, remove_socket_file
+from engine_service.transport.kv_event_publisher import KvEventPublisher
 from shared.config import ModelConfig
 from shared.errors import ConfigError, UserError
 from shared.identifiers import EngineEpoch, EngineId, fresh_epoch
@@ -134,6 +135,7 @@ class EngineProcess:
         self._state: EngineState = "loading"
         self._service: EngineService | None = None
         self._registry: Registry | None = None
+        self._kv_events: KvEventPublisher | None = None
         # A SimpleQueue, because its `put` is safe in a signal handler, unlike Event.set.
         self._events: queue.SimpleQueue[ServiceEnded | signal.Signals] = queue.SimpleQueue()
 
@@ -151,11 +153,14 @@ class EngineProcess:
         try:
             bound = router.getsockopt_string(zmq.LAST_ENDPOINT)
             self._address = advertised_address(bound, options.advertise)
+            self._kv_events = self._bind_kv_events(context)
             self._start_registry()
             return self._serve(self._compute.call(lambda: load_served_model(self._config)), router)
         finally:
             if self._registry is not None:
                 self._registry.stop()
+            if self._kv_events is not None:
+                self._kv_events.close()
             context.destroy(linger=_LINGER_MS)
             remove_socket_file(options.bind)
 
@@ -164,6 +169,8 @@ class EngineProcess:
         service = self._build_service(served, router, tracing)
         gc.collect()
         gc.freeze()  # what was loaded stays; collections while serving need not walk it
+        if self._kv_events is not None:
+            self._kv_events.start()
         service.start()
         self._service = service
         self._enter("ready")
@@ -184,7 +191,10 @@ class EngineProcess:
         self, served: ServedModel, router: zmq.Socket[bytes], tracing: Tracing
     ) -> EngineService:
         engine = build_engine(
-            self._config, served, force_preemption_every=self._options.force_preemption_every
+            self._config,
+            served,
+            publish_kv_events=self._kv_events.publish if self._kv_events is not None else None,
+            force_preemption_every=self._options.force_preemption_every,
         )
         spans = RequestSpans(tracing, self._options.engine_id) if tracing.enabled else None
         return EngineService(
@@ -198,6 +208,20 @@ class EngineProcess:
             max_queued_requests=self._config.max_queued_requests,
             on_ended=self._events.put,
             on_finished=spans.record if spans is not None else None,
+        )
+
+    def _bind_kv_events(self, context: zmq.Context[zmq.Socket[bytes]]) -> KvEventPublisher | None:
+        """None unless configured. Raises ConfigError."""
+        config, engine_id = self._config, self._options.engine_id
+        if config.kv_events_endpoint is None:
+            return None
+        replay_endpoint = config.kv_events_replay_endpoint
+        return KvEventPublisher(
+            context,
+            config.kv_events_endpoint.replace("{engine_id}", engine_id),
+            replay_endpoint=replay_endpoint and replay_endpoint.replace("{engine_id}", engine_id),
+            topic=config.kv_events_topic.replace("{engine_id}", engine_id),
+            on_failed=lambda error: self._events.put(ServiceEnded(error)),
         )
 
     def _wait(self, service: EngineService) -> int:

@@ -11,6 +11,8 @@ from engine_service.kv_cache import allocate_kv_cache
 from engine_service.loaders.loaded_model import LoadedModel
 from engine_service.models.registry import build_model
 from engine_service.models.spec import ModelSpec
+from engine_service.raw_logprobs import RawLogprobs
+from engine_service.runner import Sampled
 from engine_service.sampler import Sampler
 from engine_service.sequence import ScheduledRow, StepPlan
 from kernels.attention_metadata import AttentionMetadata
@@ -86,16 +88,18 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> list[int | None]:
+    def execute(self, plan: StepPlan) -> list[Sampled | None]:
         token_ids, positions, metadata = self._inputs(plan.rows)
         sampling = [index for index, row in enumerate(plan.rows) if row.samples]
         last_tokens = metadata.query_start[1:].long() - 1
         logits = self._model.forward(token_ids, positions, self._kv_cache, metadata, last_tokens[sampling])
-        results: list[int | None] = [None] * len(plan.rows)
+        results: list[Sampled | None] = [None] * len(plan.rows)
         if sampling:
-            tokens = self._sampler.sample(logits, [plan.rows[index].sequence for index in sampling])
-            for index, token in zip(sampling, tokens, strict=True):
-                results[index] = token
+            sequences = [plan.rows[index].sequence for index in sampling]
+            raw = RawLogprobs(logits, sequences)  # first: the sampler changes the logits
+            tokens = self._sampler.sample(logits, sequences)
+            for index, token, logprobs in zip(sampling, tokens, raw.of(tokens), strict=True):
+                results[index] = Sampled(token, logprobs)
         return results
 
     def _inputs(self, rows: list[ScheduledRow]) -> tuple[torch.Tensor, torch.Tensor, AttentionMetadata]:

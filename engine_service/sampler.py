@@ -1,7 +1,8 @@
 """From logits to the next token of each sequence.
 
-Order, as vLLM has it: bias and min_tokens, penalties, the form of structured output, temperature,
-then min_p, top_k and top_p, then the draw. The draw takes one uniform number per (seed, position) and
+Order: bias, penalties, tokens that are ruled out, the form of structured output, temperature, then
+min_p, top_k and top_p, then the draw. vLLM rules tokens out first; the result is the same, since neither a
+bias nor a penalty brings back what is -inf. The draw takes one uniform number per (seed, position) and
 inverts the cumulative distribution in the order of token ids: of all orders the one in which rounding
 of the logits can least change the outcome, since it never moves a token past another.
 """
@@ -14,6 +15,7 @@ from collections.abc import Sequence as SequenceOf
 import torch
 from torch import Tensor
 
+from engine_service.barred_tokens import barred_tokens, left_of_allowed
 from engine_service.randomness import uniforms
 from engine_service.sequence import Sequence
 from engine_service.structured_output.logit_mask import keep_only
@@ -42,14 +44,12 @@ class Sampler:
         return tokens
 
     def _adjust(self, row: Tensor, sequence: Sequence) -> None:
-        """Bias, min_tokens, penalties, form: on one row `[vocab]`, in place; free for rows that use none."""
+        """All before the temperature: on one row `[vocab]`, in place; free for rows that use none."""
         params = sequence.sampling
         if params.logit_bias:
             row[list(params.logit_bias)] += torch.tensor(
                 list(params.logit_bias.values()), dtype=row.dtype, device=row.device
             )
-        if sequence.num_output_tokens < params.min_tokens and sequence.grammar is None:  # see token_mask
-            row[[*self._eos_token_ids, *params.stop_token_ids]] = float("-inf")
         if params.repetition_penalty != 1.0:
             seen = torch.unique(_token_tensor(sequence.token_ids, row))
             scores = row[seen]
@@ -60,12 +60,29 @@ class Sampler:
             output = _token_tensor(sequence.token_ids[sequence.num_prompt_tokens :], row)
             seen, counts = torch.unique(output, return_counts=True)
             row[seen] -= params.frequency_penalty * counts + params.presence_penalty
+        if params.min_tokens or params.bad_words or params.allowed_token_ids:
+            _bar_tokens(row, sequence, self._eos_token_ids)
         if (mask := token_mask(sequence, self._eos_token_ids)) is not None:
             keep_only(row, mask)
 
 
 def _token_tensor(token_ids: list[int], row: Tensor) -> Tensor:
     return torch.tensor(token_ids, dtype=torch.int64, device=row.device)
+
+
+def _bar_tokens(row: Tensor, sequence: Sequence, eos_token_ids: Iterable[int]) -> None:
+    """Sets the logits of what the request rules out to -inf: on one row `[vocab]`, in place."""
+    barred = barred_tokens(sequence, eos_token_ids)
+    left = left_of_allowed(sequence, barred)
+    if left is not None:
+        # One of these has to be drawn also where the model has overflowed, so none of them stays -inf.
+        lowest = torch.finfo(row.dtype).min / 2
+        ids = _token_tensor(left, row)
+        kept = row[ids].nan_to_num_(nan=lowest, posinf=torch.inf, neginf=lowest)
+        row.fill_(-torch.inf)
+        row[ids] = kept
+    elif barred:
+        row[list(barred)] = -torch.inf
 
 
 def _draw(logits: Tensor, rows: list[int], sequences: SequenceOf[Sequence]) -> list[int]:

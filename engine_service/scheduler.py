@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from engine_service.block_pool import BlockPool, extend_block_hashes
 from engine_service.refusal import Refusal
+from engine_service.runner import Sampled
 from engine_service.scheduling_policy import FirstComeFirstServed, SchedulingPolicy
 from engine_service.sequence import BlockId, ScheduledRow, Sequence, SequenceState, StepPlan
 from engine_service.structured_output.grammar import GrammarState
@@ -183,6 +184,16 @@ class Scheduler:
             self._end(sequence, "abort")
         return expired
 
+    def reset_prefix_cache(self) -> int:
+        """Forgets all cached prefixes; returns how many blocks they had. At any moment between calls.
+
+        Nothing that was computed or planned before can be found afterwards: a sequence that runs keeps
+        its blocks and goes on with them, but publishes none that stand on what came before the reset.
+        """
+        for sequence in self._running:
+            sequence.may_publish = False
+        return self._pool.reset_prefix_cache()
+
     # ------------------------------------------------------------------ one step
 
     def schedule(self) -> StepPlan | None:
@@ -204,7 +215,7 @@ class Scheduler:
         self._planned = StepPlan(rows, sum(row.num_tokens for row in rows))
         return self._planned
 
-    def update(self, plan: StepPlan, sampled: list[int | None]) -> list[tuple[Sequence, list[int]]]:
+    def update(self, plan: StepPlan, sampled: list[Sampled | None]) -> list[tuple[Sequence, list[Sampled]]]:
         """Takes in what a step computed: new tokens, newly full blocks, ended sequences.
 
         Returns the sequences that grew with their new tokens, in row order. Rows whose sequence was
@@ -213,18 +224,18 @@ class Scheduler:
         assert plan is self._planned, "update of a plan that is not the last one"
         assert len(sampled) == len(plan.rows), f"{len(sampled)} results for {len(plan.rows)} rows"
         self._planned = None
-        grown: list[tuple[Sequence, list[int]]] = []
-        for row, token_id in zip(plan.rows, sampled, strict=True):
+        grown: list[tuple[Sequence, list[Sampled]]] = []
+        for row, result in zip(plan.rows, sampled, strict=True):
             sequence = row.sequence
             if sequence.state is not SequenceState.RUNNING:
                 continue
-            assert row.samples == (token_id is not None), f"{sequence.request_id}: token only of a last chunk"
+            assert row.samples == (result is not None), f"{sequence.request_id}: token only of a last chunk"
             self._publish_computed(sequence, row)
-            if token_id is not None:
-                sequence.token_ids.append(token_id)
+            if result is not None:
+                sequence.token_ids.append(result.token_id)
                 self._waiting.generated(sequence, 1)
-                grown.append((sequence, [token_id]))
-                self._end_if_complete(sequence, token_id)
+                grown.append((sequence, [result]))
+                self._end_if_complete(sequence, result.token_id)
         return grown
 
     def _make_room_for_head(self) -> None:
@@ -285,6 +296,7 @@ class Scheduler:
         self._pool.hold(cached)
         sequence.block_ids.extend(cached)
         sequence.num_computed_tokens = len(cached) * self._pool.block_size
+        sequence.may_publish = True
         sequence.state = SequenceState.RUNNING
         self._running.append(sequence)
         if sequence.num_preemptions == 0:
@@ -326,11 +338,11 @@ class Scheduler:
 
     def _publish_computed(self, sequence: Sequence, row: ScheduledRow) -> None:
         sequence.num_computed_tokens = row.start + row.num_tokens
-        if self._enable_prefix_caching:
+        if self._enable_prefix_caching and sequence.may_publish:
             block_size = self._pool.block_size
             extend_block_hashes(sequence, block_size)
             for index in range(row.start // block_size, sequence.num_computed_tokens // block_size):
-                self._pool.publish(sequence.block_ids[index], sequence.block_hashes[index])
+                self._pool.publish(sequence, index)
 
     def _end_if_complete(self, sequence: Sequence, token_id: int) -> None:
         sampling = sequence.sampling

@@ -39,6 +39,7 @@ class Sequence:
     tenant: TenantId
     priority: int = 1
     cache_salt: str = ""
+    adapter: str = ""  # name of what is added to the weights; no adapter has a name of no characters
     arrival_s: float = 0.0  # monotonic
     deadline_s: float | None = None  # monotonic
     # ------------------------------------------------------------------ changed by the scheduler
@@ -46,6 +47,7 @@ class Sequence:
     num_computed_tokens: int = 0
     block_ids: list[BlockId] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)  # of full blocks of token_ids, in order
+    may_publish: bool = True  # False from a reset of the prefix cache until the sequence starts over
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
     num_preemptions: int = 0
     grammar: GrammarState | None = None  # after the tokens so far; None also while it is being compiled

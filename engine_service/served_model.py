@@ -10,6 +10,7 @@ from types import MappingProxyType
 from engine_service.block_pool import BlockPool
 from engine_service.engine import Engine
 from engine_service.fair_share import FairShare
+from engine_service.kv_events import KvEvent, KvEventRecorder
 from engine_service.runner import Runner
 from engine_service.scheduler import Scheduler
 from engine_service.scheduling_policy import FirstComeFirstServed, SchedulingPolicy
@@ -34,11 +35,18 @@ class ServedModel:
     text_bundle: TextBundle
 
 
-def build_engine(config: ModelConfig, served: ServedModel, *, force_preemption_every: int = 0) -> Engine:
+def build_engine(
+    config: ModelConfig,
+    served: ServedModel,
+    *,
+    publish_kv_events: Callable[[list[KvEvent]], None] | None = None,
+    force_preemption_every: int = 0,
+) -> Engine:
     """An engine with an empty cache over the model's KV blocks."""
     card = served.card
+    kv_events = KvEventRecorder(card.block_size, publish_kv_events) if publish_kv_events is not None else None
     scheduler = Scheduler(
-        BlockPool(served.runner.num_blocks, card.block_size),
+        BlockPool(served.runner.num_blocks, card.block_size, kv_events),
         max_num_seqs=card.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=card.max_model_len,
@@ -54,7 +62,9 @@ def build_engine(config: ModelConfig, served: ServedModel, *, force_preemption_e
     )
     vocabulary = LlguidanceVocabulary(served.text_bundle.tokenizer_json, card.vocab_size, card.eos_token_ids)
     grammars = GrammarDesk(LlguidanceCompiler(vocabulary))
-    return Engine(scheduler, served.runner, vocab_size=card.vocab_size, grammars=grammars)
+    return Engine(
+        scheduler, served.runner, vocab_size=card.vocab_size, grammars=grammars, kv_events=kv_events
+    )
 
 
 def num_compute_threads(config: ModelConfig) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from opentelemetry import trace
@@ -22,9 +22,10 @@ from gateway.errors import (
     upstream_error,
 )
 from gateway.mailbox import Mailbox, MailboxOverflowError, PendingUpdate
+from gateway.scored_token import ScoredToken, score
 from shared.detokenizer import IncrementalDetokenizer
 from shared.identifiers import RequestId, TenantId, fresh_request_id
-from shared.messages import FinishReason, Reject, Submit
+from shared.messages import FinishReason, Reject, Submit, TokenLogprobs
 from shared.sampling import MAX_SEED, SamplingParams
 from shared.telemetry import inject
 from shared.tokenizer import Tokenizer
@@ -61,6 +62,7 @@ class TextDelta:
     index: int
     text: str
     finish_reason: FinishReason | None
+    logprobs: list[ScoredToken] = field(default_factory=list)  # of all tokens it counts; empty: not asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class _Continuation:
     index: int
     prompt: Prompt
     detokenizer: IncrementalDetokenizer
+    tokenizer: Tokenizer
+    num_scored_characters: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
@@ -89,13 +93,22 @@ class _Continuation:
         text = self.detokenizer.append(shown)
         # The engine may have run on past a stop string; those tokens are nobody's answer.
         num_hidden = 0 if self.detokenizer.stopped else len(token_ids) - len(shown)
+        num_before = self.num_output_tokens
         self.num_output_tokens = self.detokenizer.num_tokens + num_hidden
+        logprobs = self._score(update.logprobs[: self.num_output_tokens - num_before])
         self.finish_reason = "stop" if self.detokenizer.stopped else update.finish_reason
         if self.finish_reason is not None:
             text += self.detokenizer.finish()
             if self.detokenizer.stopped:  # by a stop string that only the last, held-back text completed
                 self.finish_reason = "stop"
-        return TextDelta(self.index, text, self.finish_reason)
+        return TextDelta(self.index, text, self.finish_reason, logprobs)
+
+    def _score(self, logprobs: Sequence[TokenLogprobs]) -> list[ScoredToken]:
+        scored = []
+        for one in logprobs:
+            scored.append(score(one, self.tokenizer, self.num_scored_characters))
+            self.num_scored_characters += len(scored[-1].text)
+        return scored
 
 
 class Generation:
@@ -215,7 +228,7 @@ class Generation:
                     skip_special_tokens=plan.skip_special_tokens,
                     min_tokens=plan.sampling.min_tokens,
                 )
-                continuation = _Continuation(len(continuations), prompt, detokenizer)
+                continuation = _Continuation(len(continuations), prompt, detokenizer, tokenizer)
                 continuations[fresh_request_id()] = continuation
         return continuations
 

@@ -6,16 +6,17 @@ import asyncio
 from collections.abc import Mapping
 
 from shared.identifiers import RequestId
-from shared.messages import FinishReason, SequenceUpdate
+from shared.messages import FinishReason, SequenceUpdate, TokenLogprobs
 
 
 class PendingUpdate:
     """All that has come for one sequence since the handler last looked."""
 
-    __slots__ = ("finish_reason", "new_token_ids", "num_cached_tokens", "stop_token_id")
+    __slots__ = ("finish_reason", "logprobs", "new_token_ids", "num_cached_tokens", "stop_token_id")
 
     def __init__(self) -> None:
         self.new_token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []  # parallel to the tokens, or empty
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None
@@ -49,6 +50,7 @@ class Mailbox:
         if pending is None:
             pending = self._pending[update.request_id] = PendingUpdate()
         pending.new_token_ids += update.new_token_ids
+        pending.logprobs += update.logprobs
         pending.num_cached_tokens = update.num_cached_tokens or pending.num_cached_tokens
         pending.finish_reason = update.finish_reason
         pending.stop_token_id = update.stop_token_id

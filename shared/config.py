@@ -72,6 +72,20 @@ class ModelConfig(Section):
     scheduling_policy: Literal["fair_share", "fcfs"] = "fair_share"
     long_prefill_token_threshold: int | None = Field(None, ge=1)  # None: half of max_num_batched_tokens
     device: Literal["cpu", "cuda"] = "cpu"
+    # Where an engine tells what its prefix cache holds, in vLLM's format; None: nowhere. `{engine_id}`
+    # stands for the engine's id in all three. Events hold the tokens of prompts: not for open networks.
+    kv_events_endpoint: str | None = None  # PUB socket: ipc:///path or tcp://host:port
+    kv_events_replay_endpoint: str | None = None  # ROUTER socket, for subscribers that missed something
+    kv_events_topic: str = ""
+
+    @model_validator(mode="after")
+    def _kv_events_have_somewhere_to_go(self) -> ModelConfig:
+        endpoints = (self.kv_events_endpoint, self.kv_events_replay_endpoint)
+        if self.kv_events_endpoint is None and self.kv_events_replay_endpoint is not None:
+            raise ValueError("kv_events_replay_endpoint is of no use without kv_events_endpoint")
+        if self.engines > 1 and any(endpoint and "{engine_id}" not in endpoint for endpoint in endpoints):
+            raise ValueError("several engines cannot share a kv_events endpoint: put {engine_id} in it")
+        return self
 
 
 class TenantConfig(Section):

@@ -113,6 +113,15 @@ class EngineLoad(Message, frozen=True):
     prefix_cache_hits: int = 0  # in tokens
 
 
+class TokenLogprobs(Message, frozen=True):
+    """Of one position, by the model's own distribution: before temperature, penalties and masks."""
+
+    token_id: int
+    logprob: float
+    rank: int  # of the chosen token, from 1; equals share the better one
+    top: list[tuple[int, float]] = []  # most likely tokens and theirs, descending
+
+
 class SequenceUpdate(Message, frozen=True):
     """What one step added to one sequence.
 
@@ -124,6 +133,7 @@ class SequenceUpdate(Message, frozen=True):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # set when an end-of-sequence or stop token ended it
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache; told with the first token
+    logprobs: list[TokenLogprobs] = []  # one for each of new_token_ids; empty unless asked for
 
 
 class StepResult(Message, frozen=True):

@@ -14,6 +14,10 @@ MIN_REPETITION_PENALTY = 0.01  # logits are divided by it, and must stay numbers
 GREEDY_BELOW_TEMPERATURE = 1e-5  # there one token has all the probability; vLLM treats it so, too
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_STOP_TOKEN_IDS = 128
+MAX_LOGPROBS = 20
+MAX_ALLOWED_TOKEN_IDS = 4096
+MAX_BAD_WORDS = 256  # token sequences: a word may need two, see gateway/openai/sampling.py
+MAX_BAD_WORD_TOKENS = 1024
 
 
 StructuredOutputKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
@@ -45,6 +49,9 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     min_tokens: int = 0
     ignore_eos: bool = False
     structured_output: StructuredOutput | None = None
+    logprobs: int | None = None  # so many most likely tokens beside each chosen one; None: not even its own
+    allowed_token_ids: tuple[int, ...] = ()  # no others may come; empty: all may
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that the output must not contain
 
     @property
     def is_greedy(self) -> bool:
@@ -71,6 +78,21 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
             raise InvalidRequest(f"at most {MAX_STOP_TOKEN_IDS} entries are allowed", "stop_token_ids")
         for token_id in self.stop_token_ids:
             _in_range("stop_token_ids", token_id, 0, vocab_size - 1)
+        if self.logprobs is not None:
+            _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if len(self.allowed_token_ids) > MAX_ALLOWED_TOKEN_IDS:
+            raise InvalidRequest(f"at most {MAX_ALLOWED_TOKEN_IDS} entries are allowed", "allowed_token_ids")
+        for token_id in self.allowed_token_ids:
+            _in_range("allowed_token_ids", token_id, 0, vocab_size - 1)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidRequest(f"at most {MAX_BAD_WORDS} token sequences are allowed", "bad_words")
+        for word in self.bad_words:
+            if not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
+                raise InvalidRequest(
+                    f"an entry has at least 1 and at most {MAX_BAD_WORD_TOKENS} tokens", "bad_words"
+                )
+            for token_id in word:
+                _in_range("bad_words", token_id, 0, vocab_size - 1)
 
 
 def _in_range(param: str, value: float, low: float, high: float, *, low_is_open: bool = False) -> None:

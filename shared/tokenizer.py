@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
@@ -10,6 +11,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from shared.chat_template import ChatTemplate
 from shared.errors import InvalidRequest
 from shared.text_bundle import TextBundle
+
+_NUM_CACHED_TEXTS = 65_536
 
 
 class Tokenizer:
@@ -22,6 +25,7 @@ class Tokenizer:
         )
         self._bos = [bundle.bos_token_id] if bundle.adds_bos and bundle.bos_token_id is not None else []
         self._longest_token = max(map(len, self._fast.get_vocab(with_added_tokens=True)), default=1)
+        self._text_of_token = lru_cache(_NUM_CACHED_TEXTS)(self._decode_token)
         self.vocab_size: int = self._fast.get_vocab_size(with_added_tokens=True)
 
     def min_num_tokens(self, num_characters: int) -> int:
@@ -39,9 +43,36 @@ class Tokenizer:
         # The template writes the special tokens itself, bos included.
         return self._encode_as_is(self._template.render(messages))
 
+    def bad_word_tokens(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is tokenised at the start of a text and behind a space, where the two differ.
+
+        vLLM passes over the second form if it has another length than the first. Then the word could still
+        come behind a space, so here both are barred.
+        """
+        texts = []
+        for word in words:
+            bare = word.lstrip() or word  # a word of blanks is meant as it is
+            texts += [bare, " " + bare]
+        if not texts:
+            return ()
+        return tuple(dict.fromkeys(tuple(token_ids) for token_ids in self.encode_each(texts) if token_ids))
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text: str = self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of pieces of text, without a bos token."""
+        return [encoding.ids for encoding in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def text_of_token(self, token_id: int) -> str:
+        """One token by itself: special ones by their name, a space that it begins with kept."""
+        return self._text_of_token(token_id)
+
+    def _decode_token(self, token_id: int) -> str:
+        # Some decoders strip a space, at the very start of the text only.
+        once = self.decode([token_id], skip_special_tokens=False)
+        return self.decode([token_id, token_id], skip_special_tokens=False)[len(once) :]
 
     def _encode_as_is(self, text: str) -> list[int]:
         # The batch call gives up the interpreter lock, the single one does not: a large prompt that is

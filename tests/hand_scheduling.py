@@ -29,8 +29,8 @@ def run_to_end(runner: Runner, sequences: SequenceOf[Sequence], *, num_tokens: i
             ScheduledRow(s, s.num_computed_tokens, min(chunk, s.num_tokens - s.num_computed_tokens))
             for s in unfinished
         ]
-        tokens = runner.execute(StepPlan(rows, sum(row.num_tokens for row in rows)))
-        for row, token in zip(rows, tokens, strict=True):
+        results = runner.execute(StepPlan(rows, sum(row.num_tokens for row in rows)))
+        for row, result in zip(rows, results, strict=True):
             row.sequence.num_computed_tokens += row.num_tokens
-            if token is not None:
-                row.sequence.token_ids.append(token)
+            if result is not None:
+                row.sequence.token_ids.append(result.token_id)

@@ -23,10 +23,6 @@ def bind_router(
 
     All limits are explicit. The socket is used by the thread that runs the Router, and by no other.
     """
-    if address.startswith(_IPC):
-        _make_way(Path(address.removeprefix(_IPC)))
-    elif _TCP.fullmatch(address) is None:
-        raise ConfigError(f"engine address {address!r} is neither ipc:///path nor tcp://host:port", "bind")
     router = context.socket(zmq.ROUTER)
     # A send to a gateway that is gone or full is an error to act on, not a message lost in silence.
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -41,11 +37,24 @@ def bind_router(
     router.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5000)
     router.setsockopt(zmq.TCP_KEEPALIVE, 1)
     try:
-        router.bind(_TCP.sub(r"tcp://\g<host>:*", address) if address.endswith(":0") else address)
-    except zmq.ZMQError as error:
+        listen(router, address, "bind")
+    except ConfigError:
         router.close(linger=0)
-        raise ConfigError(f"cannot listen on {address}: {error}", "bind") from error
+        raise
     return router
+
+
+def listen(server: zmq.Socket[bytes], address: str, field: str) -> str:
+    """Binds a socket; returns its address, with the real port. Raises ConfigError about `field`."""
+    if address.startswith(_IPC):
+        _make_way(Path(address.removeprefix(_IPC)), field)
+    elif _TCP.fullmatch(address) is None:
+        raise ConfigError(f"engine address {address!r} is neither ipc:///path nor tcp://host:port", field)
+    try:
+        server.bind(_TCP.sub(r"tcp://\g<host>:*", address) if address.endswith(":0") else address)
+    except zmq.ZMQError as error:
+        raise ConfigError(f"cannot listen on {address}: {error}", field) from error
+    return server.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
 def advertised_address(bound: str, advertise: str | None) -> str:
@@ -74,14 +83,14 @@ def remove_socket_file(address: str) -> None:
         Path(address.removeprefix(_IPC)).unlink(missing_ok=True)
 
 
-def _make_way(path: Path) -> None:
+def _make_way(path: Path, field: str) -> None:
     """Removes the socket file of an engine that was killed; refuses if somebody still listens there."""
     if len(str(path).encode()) > _MAX_SOCKET_PATH_BYTES:
-        raise ConfigError(f"socket path is longer than {_MAX_SOCKET_PATH_BYTES} bytes: {path}", "bind")
+        raise ConfigError(f"socket path is longer than {_MAX_SOCKET_PATH_BYTES} bytes: {path}", field)
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.is_socket():
         if path.exists():
-            raise ConfigError(f"{path} exists and is not a socket", "bind")
+            raise ConfigError(f"{path} exists and is not a socket", field)
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
@@ -89,4 +98,4 @@ def _make_way(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
         else:
-            raise ConfigError(f"another process listens on {path}", "bind")
+            raise ConfigError(f"another process listens on {path}", field)

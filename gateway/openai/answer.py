@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.generation import TextDelta, Usage
+from gateway.openai.logprobs import chat_logprobs, completion_logprobs
+from gateway.scored_token import ScoredToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,20 @@ class AnswerIdentity:
     answer_id: str
     model: str  # the name that the client asked for
     created: int = field(default_factory=lambda: int(time.time()))
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """What the deltas of one choice add up to."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    logprobs: list[ScoredToken] = field(default_factory=list)
+
+    def add(self, delta: TextDelta) -> None:
+        self.text += delta.text
+        self.finish_reason = delta.finish_reason or self.finish_reason
+        self.logprobs += delta.logprobs
 
 
 class AnswerFormat(Protocol):
@@ -29,7 +45,7 @@ class AnswerFormat(Protocol):
     def usage_chunk(self, identity: AnswerIdentity, usage: Usage) -> dict[str, Any]: ...
 
     def whole(
-        self, identity: AnswerIdentity, texts: Sequence[str], finish_reasons: Sequence[str], usage: Usage
+        self, identity: AnswerIdentity, choices: Sequence[WholeChoice], usage: Usage
     ) -> dict[str, Any]: ...
 
 
@@ -47,9 +63,9 @@ class ChatFormat:
 
     def chunk(self, identity: AnswerIdentity, delta: TextDelta, *, is_first: bool) -> list[dict[str, Any]]:
         fields: dict[str, Any] = {"role": "assistant", "content": ""} if is_first else {}
-        if delta.text or is_first:
+        if delta.text or delta.logprobs or is_first:
             fields["content"] = delta.text
-        choices = [self._choice(delta.index, fields, None)] if fields else []
+        choices = [self._choice(delta.index, fields, None, delta.logprobs)] if fields else []
         if delta.finish_reason is not None:
             choices.append(self._choice(delta.index, {}, delta.finish_reason))
         return [{**_head(identity, self.CHUNK), "choices": [choice]} for choice in choices]
@@ -57,47 +73,61 @@ class ChatFormat:
     def usage_chunk(self, identity: AnswerIdentity, usage: Usage) -> dict[str, Any]:
         return _usage_chunk(identity, self.CHUNK, usage)
 
-    def whole(
-        self, identity: AnswerIdentity, texts: Sequence[str], finish_reasons: Sequence[str], usage: Usage
-    ) -> dict[str, Any]:
-        choices = [
+    def whole(self, identity: AnswerIdentity, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, Any]:
+        documents = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": finish_reason,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": chat_logprobs(choice.logprobs),
+                "finish_reason": choice.finish_reason,
             }
-            for index, (text, finish_reason) in enumerate(zip(texts, finish_reasons, strict=True))
+            for index, choice in enumerate(choices)
         ]
-        return {**_head(identity, "chat.completion"), "choices": choices, "usage": usage_fields(usage)}
+        return {**_head(identity, "chat.completion"), "choices": documents, "usage": usage_fields(usage)}
 
-    def _choice(self, index: int, fields: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-        return {"index": index, "delta": fields, "logprobs": None, "finish_reason": finish_reason}
+    def _choice(
+        self,
+        index: int,
+        fields: dict[str, Any],
+        finish_reason: str | None,
+        logprobs: Sequence[ScoredToken] = (),
+    ) -> dict[str, Any]:
+        return {
+            "index": index,
+            "delta": fields,
+            "logprobs": chat_logprobs(logprobs),
+            "finish_reason": finish_reason,
+        }
 
 
 class CompletionFormat:
     OBJECT = "text_completion"  # of chunks, too
 
     def chunk(self, identity: AnswerIdentity, delta: TextDelta, *, is_first: bool) -> list[dict[str, Any]]:
-        if not (delta.text or delta.finish_reason or is_first):
+        if not (delta.text or delta.logprobs or delta.finish_reason or is_first):
             return []
-        choice = self._choice(delta.index, delta.text, delta.finish_reason)
+        choice = self._choice(delta.index, delta.text, delta.finish_reason, delta.logprobs)
         return [{**_head(identity, self.OBJECT), "choices": [choice]}]
 
     def usage_chunk(self, identity: AnswerIdentity, usage: Usage) -> dict[str, Any]:
         return _usage_chunk(identity, self.OBJECT, usage)
 
-    def whole(
-        self, identity: AnswerIdentity, texts: Sequence[str], finish_reasons: Sequence[str], usage: Usage
-    ) -> dict[str, Any]:
-        choices = [
-            self._choice(index, text, finish_reason)
-            for index, (text, finish_reason) in enumerate(zip(texts, finish_reasons, strict=True))
+    def whole(self, identity: AnswerIdentity, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, Any]:
+        documents = [
+            self._choice(index, choice.text, choice.finish_reason, choice.logprobs)
+            for index, choice in enumerate(choices)
         ]
-        return {**_head(identity, self.OBJECT), "choices": choices, "usage": usage_fields(usage)}
+        return {**_head(identity, self.OBJECT), "choices": documents, "usage": usage_fields(usage)}
 
-    def _choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def _choice(
+        self, index: int, text: str, finish_reason: str | None, logprobs: Sequence[ScoredToken]
+    ) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": completion_logprobs(logprobs),
+            "finish_reason": finish_reason,
+        }
 
 
 def _usage_chunk(identity: AnswerIdentity, kind: str, usage: Usage) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from gateway.experiment import assign, subject_of
 from gateway.generation import PRIORITY_NUMBERS, Generation, GenerationPlan, Prompt, TextDelta
 from gateway.limits import Reservation
 from gateway.metrics import AnswerFigures
-from gateway.openai.answer import AnswerIdentity
+from gateway.openai.answer import AnswerIdentity, WholeChoice
 from gateway.openai.api import BodyT, GenerationApi
 from gateway.openai.body import read_json
 from gateway.openai.event_stream import EventStream, event
@@ -137,7 +137,13 @@ class GenerationEndpoint(Generic[BodyT]):
             model=variant.model,
             prompts=prompts,
             num_choices=body.n,
-            sampling=sampling_of(body, engine.card, lengths, self._api.prompt_param),
+            sampling=sampling_of(
+                body,
+                engine.card,
+                lengths,
+                self._api.prompt_param,
+                bad_words=engine.tokenizer.bad_word_tokens(body.bad_words),
+            ),
             stop=body.stop_strings,
             include_stop_in_output=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,
@@ -185,20 +191,14 @@ class _Answer(Generic[BodyT]):
         self._figures: AnswerFigures | None = None
 
     async def whole(self) -> web.Response:
-        texts: dict[int, str] = {}
-        finish_reasons: dict[int, str] = {}
+        choices: dict[int, WholeChoice] = {}
         async for deltas in self._generation.deltas():
             self._observe(deltas)
             for delta in deltas:
-                texts[delta.index] = texts.get(delta.index, "") + delta.text
-                if delta.finish_reason is not None:
-                    finish_reasons[delta.index] = delta.finish_reason
+                choices.setdefault(delta.index, WholeChoice()).add(delta)
         self._observe_end()
         document = self._format.whole(
-            self._identity,
-            [texts[index] for index in sorted(texts)],
-            [finish_reasons[index] for index in sorted(texts)],
-            self._generation.usage,
+            self._identity, [choices[index] for index in sorted(choices)], self._generation.usage
         )
         return web.Response(
             body=msgspec.json.encode(document), content_type="application/json", headers=self._headers()

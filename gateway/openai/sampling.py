@@ -14,9 +14,17 @@ from shared.tokenizer import Tokenizer
 
 
 def sampling_of(
-    body: GenerationBody, card: ModelCard, prompt_lengths: Sequence[int], prompt_param: str
+    body: GenerationBody,
+    card: ModelCard,
+    prompt_lengths: Sequence[int],
+    prompt_param: str,
+    *,
+    bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
-    """Raises ApiError 400 for values that this model cannot run, the context length among them."""
+    """`bad_words` are those of the body as tokens.
+
+    Raises ApiError 400 for values that this model cannot run, the context length among them.
+    """
     longest = max(prompt_lengths)
     if longest >= card.max_model_len:
         raise context_length_exceeded(
@@ -50,6 +58,9 @@ def sampling_of(
         min_tokens=body.min_tokens,
         ignore_eos=body.ignore_eos,
         structured_output=body.form,
+        logprobs=body.num_logprobs,
+        allowed_token_ids=tuple(body.allowed_token_ids),
+        bad_words=bad_words,
     )
     try:
         sampling.check(card.vocab_size)

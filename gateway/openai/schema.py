@@ -9,10 +9,25 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from gateway.errors import ApiError, invalid_request
-from shared.sampling import MIN_REPETITION_PENALTY, StructuredOutput
+from shared.sampling import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_LOGPROBS,
+    MIN_REPETITION_PENALTY,
+    StructuredOutput,
+)
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
@@ -21,6 +36,7 @@ MAX_OUTPUT_CHOICES = 4096
 
 INT32_MAX = 2**31 - 1
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+BadWord = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Label = Annotated[str, StringConstraints(max_length=512)]
 
@@ -115,6 +131,8 @@ class GenerationBody(Body):
     repetition_penalty: float = Field(1.0, ge=MIN_REPETITION_PENALTY, le=10, allow_inf_nan=False)
     min_tokens: int = Field(0, ge=0, le=INT32_MAX)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=128)
+    allowed_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_ALLOWED_TOKEN_IDS)
+    bad_words: list[BadWord] = Field(default_factory=list, max_length=MAX_BAD_WORDS // 2)
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -165,6 +183,11 @@ class GenerationBody(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives that are wanted beside each token; None: not even its own log-probability."""
+        return None
+
+    @property
     def max_output_tokens(self) -> int | None:
         """What the client asked for, if it did."""
         return self.max_tokens
@@ -205,12 +228,23 @@ class Message(Body):
 class ChatCompletionBody(GenerationBody):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     # not served yet
-    logprobs: Literal[False] | None = None
-    top_logprobs: Literal[0] | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _goes_with_logprobs(cls, top_logprobs: int | None, info: ValidationInfo) -> int | None:
+        if top_logprobs and not info.data.get("logprobs"):
+            raise ValueError("it needs logprobs to be true")
+        return top_logprobs
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def max_output_tokens(self) -> int | None:
@@ -229,11 +263,11 @@ class CompletionBody(GenerationBody):
             list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)
         ]
     )
+    logprobs: int | None = Field(None, ge=0, le=5)
     # not served yet
     suffix: Literal[""] | None = None
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
-    logprobs: None = None
 
     @model_validator(mode="after")
     def _starts_few_sequences(self) -> CompletionBody:
@@ -242,6 +276,10 @@ class CompletionBody(GenerationBody):
         if num_sequences > MAX_SEQUENCES:
             raise ValueError(f"prompts times n may be at most {MAX_SEQUENCES}, not {num_sequences}")
         return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
     @property
     def default_output_tokens(self) -> int | None:

@@ -132,9 +132,12 @@ def peer(address: str, gateway_id: str = "gateway-a", receive_high_water_mark: i
 
 @contextlib.contextmanager
 def engine(
-    address: str, *flags: str, source: str = "fake:step_delay_ms=5"
+    address: str, *flags: str, source: str | None = "fake:step_delay_ms=5"
 ) -> Iterator[subprocess.Popen[str]]:
-    """An engine process, killed at the end if it still runs. Its log is in `stderr`."""
+    """An engine process, killed at the end if it still runs. Its log is in `stderr`.
+
+    `source` is None where `flags` name a configuration file.
+    """
     process = start_engine(address, *flags, source=source)
     try:
         yield process
@@ -143,8 +146,10 @@ def engine(
         process.communicate()
 
 
-def start_engine(address: str, *flags: str, source: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "engine_service", "--source", source, "--bind", address, *flags]
+def start_engine(address: str, *flags: str, source: str | None) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "engine_service", "--bind", address, *flags]
+    if source is not None:
+        command += ["--source", source]
     root = Path(__file__).parents[2]
     return subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True)
 

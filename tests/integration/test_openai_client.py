@@ -110,6 +110,93 @@ def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(client, stack):
     assert answer.usage.completion_tokens == begin + 4
 
 
+def scores_of(choice):
+    return [
+        (entry.token, entry.logprob, [(top.token, top.logprob) for top in entry.top_logprobs])
+        for entry in choice.logprobs.content
+    ]
+
+
+def test_log_probabilities_of_a_chat_are_the_same_streamed_and_whole(client):
+    options = {
+        "model": "fake", "messages": USER, "max_tokens": 30, "temperature": 0,
+        "logprobs": True, "top_logprobs": 3,
+    }  # fmt: skip
+    whole = client.chat.completions.create(**options, n=2)
+    streamed = {0: [], 1: []}
+    for chunk in client.chat.completions.create(**options, n=2, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += scores_of(choice) if choice.logprobs else []
+    assert [scores_of(choice) for choice in whole.choices] == list(streamed.values())
+    assert sum(map(len, streamed.values())) == whole.usage.completion_tokens == 60
+    for choice in whole.choices:
+        entries = choice.logprobs.content
+        assert "".join(entry.token for entry in entries) == choice.message.content
+        assert b"".join(bytes(entry.bytes) for entry in entries).decode() == choice.message.content
+        for entry in entries:
+            assert len(entry.top_logprobs) == 3
+            assert (entry.top_logprobs[0].token, entry.top_logprobs[0].logprob) == (
+                entry.token,
+                entry.logprob,
+            )
+
+
+def test_log_probabilities_come_only_when_asked_for_and_alone_without_alternatives(client):
+    options = {"model": "fake", "messages": USER, "max_tokens": 4}
+    assert client.chat.completions.create(**options).choices[0].logprobs is None
+    assert all(c.choices[0].logprobs is None for c in client.chat.completions.create(**options, stream=True))
+    alone = client.chat.completions.create(**options, logprobs=True).choices[0].logprobs.content
+    assert [entry.top_logprobs for entry in alone] == [[]] * 4
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**options, top_logprobs=2)
+    assert refused.value.param == "top_logprobs"
+
+
+def test_log_probabilities_of_a_completion_are_the_same_streamed_and_whole(client):
+    options = {"model": "fake", "prompt": "Once upon a time", "max_tokens": 24, "seed": 3, "logprobs": 2}
+    whole = client.completions.create(**options)
+    expected = whole.choices[0].logprobs
+    streamed = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for chunk in client.completions.create(**options, stream=True):
+        for name, values in streamed.items():
+            values += getattr(chunk.choices[0].logprobs, name) if chunk.choices[0].logprobs else []
+    assert streamed == expected.model_dump()
+    assert len(expected.tokens) == whole.usage.completion_tokens == 24
+    assert expected.text_offset == list(range(24))
+    assert "".join(expected.tokens) == whole.choices[0].text
+    for token, logprob, top in zip(
+        expected.tokens, expected.token_logprobs, expected.top_logprobs, strict=True
+    ):
+        assert len(top) == 2
+        assert top[token] == logprob
+    chosen_only = client.completions.create(**{**options, "logprobs": 0}).choices[0].logprobs
+    assert [list(top) for top in chosen_only.top_logprobs] == [[token] for token in chosen_only.tokens]
+
+
+def test_tokens_behind_a_stop_string_have_no_log_probabilities(client):
+    options = {"model": "fake", "messages": USER, "max_tokens": 200, "temperature": 0, "logprobs": True}
+    text = client.chat.completions.create(**options).choices[0].message.content
+    stop = text[20:24]
+    whole = client.chat.completions.create(**options, stop=stop)
+    chunks = list(client.chat.completions.create(**options, stop=stop, stream=True))
+    streamed = [score for c in chunks if c.choices[0].logprobs for score in scores_of(c.choices[0])]
+    assert scores_of(whole.choices[0]) == streamed
+    assert "".join(token for token, _, _ in streamed) == text[: text.find(stop) + 4]
+    assert len(streamed) == whole.usage.completion_tokens
+
+
+def test_bad_words_and_allowed_tokens_hold(client):
+    options = {"model": "fake", "messages": USER, "max_tokens": 60, "temperature": 0}
+    text = client.chat.completions.create(**options).choices[0].message.content
+    words = [text[10:12], text[30]]
+    other = client.chat.completions.create(**options, extra_body={"bad_words": words})
+    content = other.choices[0].message.content
+    assert not any(word in content for word in words)
+    assert len(content) == 60
+    digits = client.chat.completions.create(**options, extra_body={"allowed_token_ids": list(b"0123456789")})
+    assert digits.choices[0].message.content.isdigit()
+
+
 def test_a_repeated_prompt_is_found_in_the_cache(client):
     options = {"model": "fake", "messages": [{"role": "user", "content": "cached " * 20}], "max_tokens": 2}
     first = client.chat.completions.create(**options)

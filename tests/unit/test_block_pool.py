@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engine_service.block_pool import BlockPool, chained_hash, extend_block_hashes, root_hash
-from engine_service.sequence import BlockHash, Sequence
+from engine_service.sequence import Sequence
 from shared.identifiers import RequestId, TenantId
 from tests.unit.worlds import make_sampling
 
 
-def make_hashes(count: int, salt: str = "") -> list[BlockHash]:
-    hashes: list[BlockHash] = []
-    for index in range(count):
-        hashes.append(chained_hash(hashes[-1] if hashes else root_hash(salt), [index, index + 1]))
-    return hashes
+def make_sequence(token_ids: list[int], **options: Any) -> Sequence:
+    return Sequence(RequestId("r"), token_ids, len(token_ids), make_sampling(), TenantId("acme"), **options)
 
 
-def make_sequence(token_ids: list[int], cache_salt: str = "") -> Sequence:
-    return Sequence(
-        RequestId("r"), token_ids, len(token_ids), make_sampling(), TenantId("acme"), cache_salt=cache_salt
-    )
+def take_sequence(pool: BlockPool, num_blocks: int) -> Sequence:
+    """A sequence with so many full blocks; the content is always the same."""
+    sequence = make_sequence(list(range(num_blocks * pool.block_size)), block_ids=pool.take(num_blocks))
+    extend_block_hashes(sequence, pool.block_size)
+    return sequence
+
+
+def take_published(pool: BlockPool, num_blocks: int) -> Sequence:
+    sequence = take_sequence(pool, num_blocks)
+    for index in range(num_blocks):
+        pool.publish(sequence, index)
+    return sequence
 
 
 def test_blocks_are_taken_oldest_first_and_come_back_last_block_first() -> None:
@@ -34,10 +41,8 @@ def test_blocks_are_taken_oldest_first_and_come_back_last_block_first() -> None:
 
 def test_a_free_block_can_be_found_until_somebody_takes_it() -> None:
     pool = BlockPool(num_blocks=3, block_size=2)
-    hashes = make_hashes(2)
-    table = pool.take(2)
-    for block_id, block_hash in zip(table, hashes, strict=True):
-        pool.publish(block_id, block_hash)
+    sequence = take_published(pool, 2)
+    table, hashes = sequence.block_ids, sequence.block_hashes
     pool.release(table)
     assert pool.cached_prefix(hashes) == table
     pool.take(2)  # block 2, then the end of the cached prefix
@@ -48,20 +53,19 @@ def test_a_free_block_can_be_found_until_somebody_takes_it() -> None:
 
 def test_a_prefix_ends_at_the_first_block_that_is_missing() -> None:
     pool = BlockPool(num_blocks=4, block_size=2)
-    first, second, third = make_hashes(3)
-    table = pool.take(2)
-    pool.publish(table[0], first)
-    pool.publish(table[1], third)
-    assert pool.cached_prefix([first, second, third]) == table[:1]
+    sequence = take_sequence(pool, 3)
+    pool.publish(sequence, 0)
+    pool.publish(sequence, 2)
+    assert pool.cached_prefix(sequence.block_hashes) == sequence.block_ids[:1]
 
 
 def test_a_hit_revives_a_block_from_the_middle_of_the_free_list() -> None:
     pool = BlockPool(num_blocks=4, block_size=2)
-    table = pool.take(3)
-    pool.publish(table[1], make_hashes(1)[0])
-    pool.release(table)
+    sequence = take_sequence(pool, 3)
+    pool.publish(sequence, 1)
+    pool.release(sequence.block_ids)
     assert pool.free_order() == [3, 2, 1, 0]
-    hit = pool.cached_prefix(make_hashes(1))
+    hit = pool.cached_prefix(sequence.block_hashes[1:])
     pool.hold(hit)
     assert pool.free_order() == [3, 2, 0]
     pool.check([hit])
@@ -69,8 +73,7 @@ def test_a_hit_revives_a_block_from_the_middle_of_the_free_list() -> None:
 
 def test_a_shared_block_is_free_only_when_its_last_holder_lets_go() -> None:
     pool = BlockPool(num_blocks=2, block_size=2)
-    table = pool.take(1)
-    pool.publish(table[0], make_hashes(1)[0])
+    table = take_published(pool, 1).block_ids
     pool.hold(table)
     pool.check([table, table[:]])
     pool.release(table)
@@ -89,12 +92,10 @@ def test_releasing_twice_is_an_error() -> None:
 
 def test_of_two_equal_blocks_the_first_published_is_the_one_found() -> None:
     pool = BlockPool(num_blocks=3, block_size=2)
-    block_hash = make_hashes(1)[0]
-    first, second = pool.take(2)
-    pool.publish(first, block_hash)
-    pool.publish(second, block_hash)
-    assert pool.cached_prefix([block_hash]) == [first]
-    pool.check([[first], [second]])
+    first, second = take_published(pool, 1), take_published(pool, 1)
+    assert first.block_hashes == second.block_hashes
+    assert pool.cached_prefix(first.block_hashes) == first.block_ids
+    pool.check([first.block_ids, second.block_ids])
 
 
 @pytest.mark.parametrize("tables", [[], [[0]], [[0, 1], [1]], [[0, 0]]])
@@ -109,10 +110,31 @@ def test_the_hash_of_a_block_stands_for_everything_before_it() -> None:
     same = make_sequence([1, 2, 3, 4, 5])
     other = make_sequence([9, 2, 3, 4, 5])
     salted = make_sequence([1, 2, 3, 4, 5], cache_salt="tenant")
-    for sequence in (same, other, salted):
+    adapted = make_sequence([1, 2, 3, 4, 5], adapter="tenant")
+    both = make_sequence([1, 2, 3, 4, 5], cache_salt="tenant", adapter="tenant")
+    sequences = (same, other, salted, adapted, both)
+    for sequence in sequences:
         extend_block_hashes(sequence, 2)
     assert len(same.block_hashes) == 2  # the fifth token fills no block
-    assert len({*same.block_hashes, *other.block_hashes, *salted.block_hashes}) == 6
+    assert len({block_hash for sequence in sequences for block_hash in sequence.block_hashes}) == 10
+
+
+def test_no_salt_can_be_chosen_that_stands_for_an_adapter() -> None:
+    salts = ["", "a", "b", "ab", "a\0b", "\0a", "headrace\0", "a" * 200]
+    roots = {root_hash(salt, adapter) for salt in salts for adapter in ["", "a", "b", "ab", "a" * 200]}
+    assert len(roots) == len(salts) * 5
+
+
+def test_a_reset_forgets_held_and_free_blocks_and_leaves_the_references() -> None:
+    pool = BlockPool(num_blocks=4, block_size=2)
+    sequence = take_published(pool, 3)
+    pool.release(sequence.block_ids[2:])
+    assert pool.reset_prefix_cache() == 3
+    assert pool.reset_prefix_cache() == 0
+    assert pool.cached_prefix(sequence.block_hashes) == []
+    pool.check([sequence.block_ids[:2]])
+    pool.publish(sequence, 0)  # whether it still may is the scheduler's business
+    assert pool.cached_prefix(sequence.block_hashes) == sequence.block_ids[:1]
 
 
 def test_hashes_that_grow_with_the_sequence_equal_those_of_the_whole() -> None:

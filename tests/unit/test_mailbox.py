@@ -6,7 +6,7 @@ import pytest
 
 from gateway.mailbox import Mailbox, MailboxOverflowError
 from shared.identifiers import RequestId
-from shared.messages import SequenceUpdate
+from shared.messages import SequenceUpdate, TokenLogprobs
 
 A, B = RequestId("a"), RequestId("b")
 
@@ -21,6 +21,16 @@ async def test_updates_merge_while_the_reader_is_busy():
     assert (pending[A].finish_reason, pending[A].stop_token_id) == ("stop", 3)
     assert pending[A].num_cached_tokens == 16
     assert pending[B].new_token_ids == [7]
+
+
+async def test_log_probabilities_merge_like_their_tokens():
+    mailbox = Mailbox({A: 10})
+    first, second = TokenLogprobs(1, -0.5, 1, [(1, -0.5)]), TokenLogprobs(2, -1.5, 3)
+    update = SequenceUpdate(A, [1], logprobs=[first])
+    mailbox.put(update)
+    mailbox.put(SequenceUpdate(A, [2], logprobs=[second]))
+    assert (await mailbox.take())[A].logprobs == [first, second]
+    assert update.logprobs == [first], "the update itself is left as it came"
 
 
 async def test_what_came_before_a_failure_is_delivered_before_it():

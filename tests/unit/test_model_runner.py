@@ -84,10 +84,35 @@ def test_rows_that_do_not_reach_their_last_token_sample_nothing(loaded: LoadedMo
     params = SamplingParams(max_tokens=4, seed=0, temperature=0.0)
     first = make_sequence(0, [5, 6, 7, 8, 9], params, num_blocks=BLOCKS)
     second = make_sequence(1, [5, 6, 7], params, num_blocks=BLOCKS)
-    tokens = runner.execute(StepPlan([ScheduledRow(first, 0, 4), ScheduledRow(second, 0, 3)], 7))
-    assert tokens[0] is None
-    assert isinstance(tokens[1], int)
+    results = runner.execute(StepPlan([ScheduledRow(first, 0, 4), ScheduledRow(second, 0, 3)], 7))
+    assert results[0] is None
+    assert results[1] is not None
     assert runner.execute(StepPlan([ScheduledRow(second, 0, 2)], 2)) == [None]
+
+
+def test_log_probabilities_are_the_same_after_a_preemption(loaded: LoadedModel) -> None:
+    """Decoded token by token, or all keys and values computed anew in one chunk."""
+    runner = runner_for(loaded)
+    params = SamplingParams(max_tokens=12, seed=3, temperature=0.9, repetition_penalty=1.2, logprobs=4)
+    sequence = make_sequence(0, list(range(3, 20)), params, num_blocks=BLOCKS)
+    while sequence.num_output_tokens < 12:
+        num_missing = sequence.num_tokens - sequence.num_computed_tokens
+        [decoded] = runner.execute(
+            StepPlan([ScheduledRow(sequence, sequence.num_computed_tokens, num_missing)], num_missing)
+        )
+        num_tokens = sequence.num_tokens
+        [anew] = runner.execute(StepPlan([ScheduledRow(sequence, 0, num_tokens)], num_tokens))
+        assert decoded is not None
+        assert anew is not None
+        assert decoded.logprobs is not None
+        assert anew.logprobs is not None
+        assert anew.token_id == decoded.token_id
+        assert anew.logprobs.rank == decoded.logprobs.rank
+        assert anew.logprobs.logprob == pytest.approx(decoded.logprobs.logprob, abs=1e-4)
+        expected = [(token, pytest.approx(logprob, abs=1e-4)) for token, logprob in decoded.logprobs.top]
+        assert anew.logprobs.top == expected
+        sequence.num_computed_tokens = num_tokens
+        sequence.token_ids.append(decoded.token_id)
 
 
 def test_min_tokens_knows_the_end_of_sequence_token(loaded: LoadedModel) -> None:

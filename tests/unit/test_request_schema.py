@@ -3,10 +3,12 @@
 import msgspec
 import pytest
 
+from engine_service.fake_model import fake_text_bundle
 from gateway.errors import ApiError
 from gateway.openai.sampling import sampling_of
 from gateway.openai.schema import ChatCompletionBody, CompletionBody, check_body
 from shared.messages import ModelCard
+from shared.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": "hi"}
 CARD = ModelCard("m", "llama", 1000, 64, 8, 16, 100, "float32", [2])
@@ -69,7 +71,18 @@ def refusal(kind, document) -> ApiError:
         (chat(stop_token_ids=[2**31]), "stop_token_ids[0]"),
         (chat(logit_bias={"5": "much"}), "logit_bias.5"),
         (chat(tools={}), "tools"),
-        (chat(logprobs=True), "logprobs"),
+        (chat(logprobs=1), "logprobs"),
+        (chat(logprobs=True, top_logprobs=21), "top_logprobs"),
+        (chat(logprobs=True, top_logprobs=-1), "top_logprobs"),
+        (chat(logprobs=True, top_logprobs=float("nan")), "top_logprobs"),
+        (chat(top_logprobs=2), "top_logprobs"),
+        (chat(top_logprobs=2, logprobs=False), "top_logprobs"),
+        (chat(allowed_token_ids=[2**31]), "allowed_token_ids[0]"),
+        (chat(allowed_token_ids=[1] * 4097), "allowed_token_ids"),
+        (chat(bad_words="word"), "bad_words"),
+        (chat(bad_words=[""]), "bad_words[0]"),
+        (chat(bad_words=["x" * 129]), "bad_words[0]"),
+        (chat(bad_words=["x"] * 129), "bad_words"),
         (chat(response_format={"type": "xml"}), "response_format.type"),
         (chat(made_up=1), "made_up"),
         (chat(stream_options={"include_usage": 1}), "stream_options.include_usage"),
@@ -84,6 +97,32 @@ def test_a_bad_chat_body_is_refused_with_its_field(document, param):
 @pytest.mark.parametrize("prompt", [[], [[]], [1, "a"], 5, None, {}, [-1], [2**40], [[1], "a"]])
 def test_a_bad_prompt_is_refused(prompt):
     assert (refusal(CompletionBody, {"model": "m", "prompt": prompt}).param or "").startswith("prompt")
+
+
+@pytest.mark.parametrize("logprobs", [-1, 6, True, "1", 1.5, float("nan")])
+def test_completions_tell_of_at_most_five_alternatives(logprobs):
+    assert refusal(CompletionBody, {"model": "m", "prompt": "a", "logprobs": logprobs}).param == "logprobs"
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_a_chat_says_how_many_alternatives_it_wants(fields, wanted):
+    body = check_body(ChatCompletionBody, chat(**fields))
+    assert sampling_of(body, CARD, [1], "messages").logprobs == wanted
+
+
+def test_bad_words_are_barred_at_the_start_of_a_text_and_behind_a_space():
+    tokenizer = Tokenizer(fake_text_bundle())
+    ab = (97, 98)
+    assert tokenizer.bad_word_tokens(["ab", "  ab", "\n"]) == (ab, (32, *ab), (10,), (32, 10))
+    assert tokenizer.bad_word_tokens([]) == ()
 
 
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"], [1, 2], [[1, 2], [3]]])
@@ -112,6 +151,7 @@ def test_what_the_official_client_always_sends_is_taken():
         ({"logit_bias": {"٣": 1.0}}, 5, "logit_bias", "invalid_value"),
         ({"logit_bias": {"1": 1000.0}}, 5, "logit_bias", None),
         ({"stop_token_ids": [1000]}, 5, "stop_token_ids", None),
+        ({"allowed_token_ids": [1000]}, 5, "allowed_token_ids", None),
         ({"min_tokens": 5, "max_tokens": 4}, 5, "min_tokens", None),
     ],
 )

@@ -150,6 +150,37 @@ def test_min_tokens_bans_every_token_that_would_end_the_sequence() -> None:
     assert sample(logits, sequence(output=[31, 31], **params)) == [EOS]
 
 
+def test_only_allowed_tokens_come_whatever_else_is_asked() -> None:
+    logits = logits_of(t1=9.0, t50=2.0, t60=1.0)
+    greedy: dict[str, Any] = {"temperature": 0.0, "allowed_token_ids": (60, 50)}
+    assert sample(logits, sequence(**greedy)) == [50]
+    assert sample(logits, sequence(**greedy, logit_bias={1: 100.0})) == [50]
+    assert sample(logits, sequence(**greedy, output=[50], frequency_penalty=2.0)) == [60]
+    assert set(drawn(logits, 200, allowed_token_ids=(50, 60))) == {50, 60}
+    for value in (float("nan"), float("-inf")):
+        assert sample(torch.full((1, VOCAB), value), sequence(**greedy))[0] in (50, 60)
+
+
+def test_a_bad_word_is_barred_where_it_would_be_completed() -> None:
+    logits = logits_of(t1=2.0, t50=1.0)
+    greedy: dict[str, Any] = {"temperature": 0.0, "prompt": [8, 9]}
+    assert sample(logits, sequence(**greedy, bad_words=((1,),))) == [50]
+    assert sample(logits, sequence(**greedy, output=[8, 9], bad_words=((8, 9, 1),))) == [50]
+    assert sample(logits, sequence(**greedy, output=[3, 8, 9], bad_words=((8, 9, 1),))) == [50]
+    assert sample(logits, sequence(**greedy, output=[8, 9, 3], bad_words=((8, 9, 1),))) == [1]
+    assert sample(logits, sequence(**greedy, output=[9], bad_words=((8, 9, 1),))) == [1]
+    assert sample(logits, sequence(**greedy, bad_words=((8, 9, 1),))) == [1], "the prompt does not count"
+    both = ((1,), (4, 50), (7, 1))
+    assert sample(logits_of(t1=3.0, t50=2.0, t51=1.0), sequence(**greedy, output=[4], bad_words=both)) == [51]
+
+
+def test_where_all_that_is_allowed_is_barred_the_allowed_tokens_have_the_last_word() -> None:
+    logits = logits_of(**{"t1": 9.0, f"t{EOS}": 1.0, "t60": 0.0})
+    assert sample(logits, sequence(allowed_token_ids=(EOS, 60), min_tokens=3, temperature=0.0)) == [60]
+    assert sample(logits, sequence(allowed_token_ids=(EOS,), min_tokens=3)) == [EOS]
+    assert sample(logits, sequence(allowed_token_ids=(60,), bad_words=((60,),))) == [60]
+
+
 def test_rows_without_penalties_are_untouched_by_their_neighbours() -> None:
     logits = logits_of(t1=2.0, t50=1.5).repeat(2, 1)
     penalised = sequence(prompt=[1], temperature=0.0, repetition_penalty=2.0)
@@ -183,6 +214,9 @@ EXTREMES: dict[str, list[Any]] = {
     "frequency_penalty": [-2.0, 2.0],
     "logit_bias": [{}, {4: 100.0, EOS: -100.0}],
     "seed": [0, 2**63 - 1],
+    "allowed_token_ids": [(), (4,), (EOS, 9)],
+    "bad_words": [(), ((4,), (4, EOS, 9)), tuple((token,) for token in range(256))],
+    "min_tokens": [0, 1000],
 }
 
 

@@ -8,13 +8,15 @@ from typing import Any
 from engine_service.block_pool import BlockPool
 from engine_service.engine import Engine
 from engine_service.fake_runner import FakeModel, FakeRunner
+from engine_service.kv_events import KvEvent, KvEventRecorder
 from engine_service.refusal import Refusal
+from engine_service.runner import Sampled
 from engine_service.scheduler import Scheduler
 from engine_service.scheduling_policy import SchedulingPolicy
 from engine_service.sequence import Sequence, StepPlan
 from engine_service.structured_output.grammar_desk import GrammarDesk
 from shared.identifiers import RequestId, TenantId
-from shared.messages import SequenceUpdate, Submit
+from shared.messages import SequenceUpdate, Submit, TokenLogprobs
 from shared.sampling import SamplingParams
 
 VOCAB_SIZE = 1000
@@ -39,7 +41,7 @@ class ListeningRunner(FakeRunner):
         super().__init__(*args, **options)
         self.steps: list[list[tuple[str, int, int]]] = []
 
-    def execute(self, plan: StepPlan) -> list[int | None]:
+    def execute(self, plan: StepPlan) -> list[Sampled | None]:
         self.steps.append([(row.sequence.request_id, row.start, row.num_tokens) for row in plan.rows])
         return super().execute(plan)
 
@@ -54,14 +56,17 @@ class World:
     runner: ListeningRunner
     clock: ManualClock
     output: dict[str, list[int]] = field(default_factory=dict)
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     last_update: dict[str, SequenceUpdate] = field(default_factory=dict)
     finish_order: list[str] = field(default_factory=list)
+    kv_events: list[KvEvent] = field(default_factory=list)
     refusals: dict[str, Refusal] = field(default_factory=dict)  # that came after a request was accepted
 
     def add(self, name: str, prompt: list[int], **options: Any) -> Submit:
         submit = make_submit(name, prompt, **options)
         self.engine.add(submit)
         self.output[name] = []
+        self.logprobs[name] = []
         return submit
 
     def abort(self, name: str) -> bool:
@@ -75,6 +80,7 @@ class World:
         self.refusals.update(outcome.refusals)
         for update in outcome.updates:
             self.output[update.request_id] += update.new_token_ids
+            self.logprobs[update.request_id] += update.logprobs
             if update.finish_reason is not None:
                 self.finish_order.append(update.request_id)
                 self.last_update[update.request_id] = update
@@ -117,7 +123,9 @@ def make_world(
     vocab_size: int = VOCAB_SIZE,
     eos_token_id: int = EOS,
 ) -> World:
-    pool = BlockPool(num_blocks, block_size)
+    kv_events: list[KvEvent] = []
+    recorder = KvEventRecorder(block_size, kv_events.extend)
+    pool = BlockPool(num_blocks, block_size, recorder)
     scheduler = Scheduler(
         pool,
         max_num_seqs=max_num_seqs,
@@ -133,8 +141,10 @@ def make_world(
     )
     runner = ListeningRunner(num_blocks, block_size, model=model)
     clock = ManualClock()
-    engine = Engine(scheduler, runner, vocab_size=vocab_size, grammars=grammars, clock=clock)
-    return World(engine, scheduler, pool, runner, clock)
+    engine = Engine(
+        scheduler, runner, vocab_size=vocab_size, grammars=grammars, kv_events=recorder, clock=clock
+    )
+    return World(engine, scheduler, pool, runner, clock, kv_events=kv_events)
 
 
 def make_sampling(max_tokens: int = 4, **options: Any) -> SamplingParams:
