@@ -43,9 +43,10 @@ class Balancer:
     is made, so that the next turn finds it while this one still runs. A new prefix goes to the first
     engine in its own order (rendezvous hashing, so an engine that comes or goes moves only its
     share) whose load stays within `LOAD_FACTOR` of the mean, this request included. Load here is
-    what waits plus the new prefixes that were recently settled (half-life one minute): at low rates
-    nothing waits, and chance alone would pile prefixes up on one engine. A request without a prefix
-    worth keeping goes to the least loaded engine, ties by lot.
+    what waits, or the new prefixes that were recently settled (half-life one minute) if those are more:
+    at low rates nothing waits, and chance alone would pile prefixes up on one engine. Not the sum: what
+    was just settled and still runs would count twice, and most on the slower engine. A request without
+    a prefix worth keeping goes to the least loaded engine, ties by lot.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Balancer:
         if len(self._settled) > MAX_REMEMBERED_ENGINES:  # names of engines that are long gone
             self._settled = {name: sum_ for name, sum_ in self._settled.items() if sum_.value(now) >= 1}
         loads = {
-            e.engine_id: e.load_tokens + self._settled.setdefault(e.engine_id, _DecayingSum()).value(now)
+            e.engine_id: max(e.load_tokens, self._settled.setdefault(e.engine_id, _DecayingSum()).value(now))
             for e in engines
         }
         bound = LOAD_FACTOR * (sum(loads.values()) + cost_tokens) / len(engines)

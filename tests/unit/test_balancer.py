@@ -124,3 +124,15 @@ def test_a_plain_prompt_that_grows_keeps_its_hash():
     prompt = list(range(200))
     assert prompt_hash("", prompt[:80]) == prompt_hash("", prompt)
     assert prompt_hash("", [1, *prompt]) != prompt_hash("", prompt)
+
+
+def test_a_slow_engine_gets_its_share_of_new_conversations_while_it_keeps_up_with_them():
+    pool, chooser = engines(2), balancer()
+    slow = pool[0]
+    placed: Counter[EngineId] = Counter()
+    for number in range(40):
+        choice = chooser.choose(pool, f"conversation {number}", 100)
+        placed[choice.engine_id] += 1
+        if choice.engine_id == slow.engine_id:
+            slow.load_tokens += 100  # its requests still run when those of the other have long ended
+    assert max(placed.values()) <= 0.6 * 40
