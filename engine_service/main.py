@@ -110,12 +110,12 @@ def load_served_model(config: ModelConfig) -> ServedModel:
     num_threads = num_compute_threads(config)
     use_threads(num_threads)
     loaded = load_model(config)
-    _check_text(loaded.text_bundle)
+    check_text(loaded.text_bundle)
     runner = ModelRunner(config, loaded, num_threads=num_threads)
     return ServedModel(runner, runner.model_card, runner.text_bundle)
 
 
-def _check_text(text_bundle: TextBundle) -> None:
+def check_text(text_bundle: TextBundle) -> None:
     """Raises ConfigError if no gateway could use the bundle: then the engine had better not start."""
     try:
         Tokenizer(text_bundle)

@@ -268,3 +268,15 @@ async def test_a_large_prompt_stops_nobody_else(stack):
         assert (await answer.json())["error"]["code"] == "context_length_exceeded"
     print(f"slowest /livez meanwhile: {worst * 1000:.0f} ms")
     assert worst < 1.5
+
+
+def test_a_request_whose_step_killed_an_engine_is_not_moved_to_the_next(redis_url):
+    with Stack(redis_url, {"models": [fake_model(options="die_at_step=1", engines=2)]}) as stack:
+        answer = send(stack.url, "POST", "/v1/completions", body(stream=False, max_tokens=3), key=stack.key())
+        assert (answer.status, answer.error["code"]) == (502, "upstream_error")
+        names = ("fake-0", "fake-1")
+        wait_until(
+            lambda: any(stack.processes[name].poll() is not None for name in names), 10, "the end of one"
+        )
+        time.sleep(0.5)
+        assert sum(stack.processes[name].poll() is None for name in names) == 1

@@ -17,6 +17,7 @@ import pytest
 
 from compose.gateway_client import GatewayClient, GatewayError
 from compose.run_directory import StackRecord, read_stack
+from shared.identifiers import EngineId
 
 TIMEOUT_S = 40.0
 DEATH_LIMIT_S = 5.0
@@ -173,6 +174,18 @@ def test_a_killed_engine_is_started_again(up: Callable[..., UpProcess]) -> None:
     assert after is not None
     assert after.pids.gateway == before.pids.gateway
     assert "fake-0           | ended with signal 9" in one.log
+
+
+def test_a_stack_json_that_cannot_be_written_does_not_end_the_stack(up: Callable[..., UpProcess]) -> None:
+    process = up("a")
+    stack = process.ready()
+    file = process.run_directory / "stack.json"
+    file.unlink()
+    (file / "in the way").mkdir(parents=True)  # what is renamed onto it now fails, as on a full disk
+    os.kill(stack.pids.engines[EngineId("fake-0")], signal.SIGKILL)
+    eventually(lambda: "cannot be written" in process.log, lambda: process.log)
+    eventually(lambda: answers(stack), lambda: process.log)
+    assert process.process.poll() is None
 
 
 def test_a_killed_gateway_comes_back_on_the_same_port(up: Callable[..., UpProcess]) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import gzip
 import http.server
 import secrets
+import signal
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -161,3 +163,15 @@ def test_an_unsampled_context_records_nothing(stack, receiver):
         lambda: sum(span.trace_id.hex() == sampled for span in receiver.spans) >= 6, 10, "the sampled trace"
     )
     assert not any(span.trace_id.hex() == trace_id for span in receiver.spans)
+
+
+def test_a_collector_that_is_gone_does_not_hold_up_the_end(redis_url):
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+    with Stack(redis_url, None, environment) as stack:
+        body = {"model": "fake", "prompt": "hi", "max_tokens": 1}
+        assert send(stack.url, "POST", "/v1/completions", body, key=stack.key()).status == 200
+        for name in ("gateway", "fake-0"):
+            began = time.monotonic()
+            stack.kill(name, signal.SIGTERM)
+            assert stack.processes[name].wait(20) == 0
+            assert time.monotonic() - began < 8, name

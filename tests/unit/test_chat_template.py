@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from jinja2 import TemplateSyntaxError
 
+from engine_service.fake_model import fake_text_bundle
+from engine_service.main import check_text
 from shared.chat_template import ChatTemplate
-from shared.errors import InvalidRequest
+from shared.errors import ConfigError, InvalidRequest
 
 HELLO = [{"role": "user", "content": "héllo"}]
 
@@ -57,3 +60,9 @@ def test_whatever_a_template_stumbles_over_is_about_the_messages(source: str) ->
 def test_a_template_that_does_not_compile_says_so_when_it_is_loaded() -> None:
     with pytest.raises(TemplateSyntaxError):
         ChatTemplate("{% for %}", {})
+
+
+def test_an_engine_does_not_start_with_a_template_that_no_gateway_could_use() -> None:
+    bundle = msgspec.structs.replace(fake_text_bundle(), chat_template="{% for %}")
+    with pytest.raises(ConfigError):
+        check_text(bundle)
