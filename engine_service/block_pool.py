@@ -11,12 +11,13 @@ import hashlib
 import struct
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine_service.sequence import BlockHash, BlockId, Sequence
 
 _HASH_BYTES = 16
+_MAX_TAILS = 64  # that are remembered for one prefix; a beam search needs one for each beam
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +27,8 @@ class Block:
     block_id: BlockId
     num_references: int = 0
     block_hash: BlockHash | None = None  # set while the block can be found by its content
+    tail_parent: BlockHash | None = None  # set while its beginning can be found
+    tail_token_ids: list[int] = field(default_factory=list)  # of that beginning
     previous: Block | None = None  # neighbours on the free list; None while referenced
     next: Block | None = None
 
@@ -53,6 +56,15 @@ class FreeList:
         assert block.next is None, f"block {block.block_id} is on the free list twice"
         last.next, block.previous = block, last
         block.next, self._tail.previous = self._tail, block
+        self._num_blocks += 1
+
+    def prepend(self, block: Block) -> None:
+        """For what is of no use to anybody: it is taken first."""
+        first = self._head.next
+        assert first is not None, "the free list has lost its head"
+        assert block.next is None, f"block {block.block_id} is on the free list twice"
+        self._head.next, block.previous = block, self._head
+        block.next, first.previous = first, block
         self._num_blocks += 1
 
     def remove(self, block: Block) -> None:
@@ -108,6 +120,7 @@ class BlockPool:
         self._blocks = [Block(BlockId(index)) for index in range(num_blocks)]
         self._free = FreeList(self._blocks)
         self._found_by_hash: dict[BlockHash, Block] = {}
+        self._tails: dict[BlockHash, list[Block]] = {}  # by the hash of what comes before, oldest first
         self._listener = listener
 
     @property
@@ -152,6 +165,7 @@ class BlockPool:
                 if self._listener is not None:
                     self._listener.removed(block.block_hash)
                 block.block_hash = None
+            self._forget_tail(block)
             block.num_references = 1
             taken.append(block.block_id)
         return taken
@@ -184,6 +198,49 @@ class BlockPool:
             if self._listener is not None:
                 self._listener.stored(sequence, index)
 
+    def find_tail(self, parent: BlockHash, token_ids: list[int]) -> tuple[BlockId, int] | None:
+        """The block after `parent` that begins with most of these tokens, and with how many of them."""
+        best: tuple[BlockId, int] | None = None
+        to_beat = token_ids[:1]  # a better one begins with these
+        for block in self._tails.get(parent, ()):
+            if block.tail_token_ids[: len(to_beat)] != to_beat:
+                continue
+            num_equal = len(to_beat)
+            for token_id, other in zip(block.tail_token_ids[num_equal:], token_ids[num_equal:], strict=False):
+                if token_id != other:
+                    break
+                num_equal += 1
+            best = (block.block_id, num_equal)
+            if num_equal == len(token_ids):
+                break
+            to_beat = token_ids[: num_equal + 1]
+        return best
+
+    def publish_tail(self, block_id: BlockId, parent: BlockHash, token_ids: list[int]) -> None:
+        """Lets a block that is not full be found by its first tokens, which must have been computed.
+
+        Whoever holds the block may go on writing behind them. Does nothing where that can be found already.
+        """
+        tails = self._tails.setdefault(parent, [])
+        if any(other.tail_token_ids[: len(token_ids)] == token_ids for other in tails):
+            return
+        block = self._blocks[block_id]
+        self._forget_tail(block)
+        for other in list(tails):
+            if other.num_references == 0 and token_ids[: len(other.tail_token_ids)] == other.tail_token_ids:
+                self._discard_tail(other)
+        if len(tails) == _MAX_TAILS:
+            self._discard_tail(tails[0])
+        self._tails.setdefault(parent, []).append(block)
+        block.tail_parent, block.tail_token_ids = parent, token_ids
+
+    def forget_tail(self, parent: BlockHash, token_ids: list[int]) -> None:
+        """Nobody will want a block that begins with all of these tokens. One that is held stays."""
+        for block in self._tails.get(parent, ()):
+            if block.tail_token_ids == token_ids and block.num_references == 0:
+                self._discard_tail(block)
+                return
+
     def reset_prefix_cache(self) -> int:
         """Forgets the content of all blocks, also of those that are referenced; returns how many had one.
 
@@ -194,6 +251,9 @@ class BlockPool:
         for block in self._found_by_hash.values():
             block.block_hash = None
         self._found_by_hash.clear()
+        for tails in list(self._tails.values()):
+            for block in list(tails):
+                self._forget_tail(block)
         if self._listener is not None:
             self._listener.cleared()
         return num_forgotten
@@ -224,8 +284,27 @@ class BlockPool:
             )
             if block.block_hash is not None:
                 assert self._found_by_hash.get(block.block_hash) is block, f"block {block_id} cannot be found"
+            if block.tail_parent is not None:
+                assert block in self._tails[block.tail_parent], f"the tail of block {block_id} is lost"
+        num_tails = sum(block.tail_parent is not None for block in self._blocks)
+        assert num_tails == sum(map(len, self._tails.values())), "a tail leads to a block without one"
         named = sum(block.block_hash is not None for block in self._blocks)
         assert named == len(self._found_by_hash), "a hash leads to a block that does not have it"
+
+    def _discard_tail(self, block: Block) -> None:
+        """Forgets a tail that is not needed any more. Its block goes first, lest it outlives what is."""
+        self._forget_tail(block)
+        if block.num_references == 0 and block.block_hash is None:
+            self._free.remove(block)
+            self._free.prepend(block)
+
+    def _forget_tail(self, block: Block) -> None:
+        if block.tail_parent is not None:
+            tails = self._tails[block.tail_parent]
+            tails.remove(block)
+            if not tails:
+                del self._tails[block.tail_parent]
+            block.tail_parent, block.tail_token_ids = None, []
 
 
 def root_hash(cache_salt: str, adapter: str = "") -> BlockHash:

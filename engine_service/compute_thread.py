@@ -20,10 +20,10 @@ Result = TypeVar("Result")
 class ComputeThread:
     """Runs jobs one after the other. A daemon: a job that never returns does not keep the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "compute") -> None:
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._last: Future[Any] | None = None
-        threading.Thread(target=self._work, name="steps", daemon=True).start()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def call(self, job: Callable[[], Result]) -> Result:
         """Waits for the job, and returns its result or raises its error."""

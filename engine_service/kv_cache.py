@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from engine_service.free_memory import free_memory_bytes
 from engine_service.models.spec import ModelSpec
+from engine_service.sequence import BlockCopy
 from shared.config import ModelConfig
 from shared.errors import ConfigError
 
@@ -27,6 +30,13 @@ class KVCache:
     values: tuple[Tensor, ...]
     num_blocks: int
     block_size: int
+
+
+def copy_blocks(cache: KVCache, copies: Sequence[BlockCopy]) -> None:
+    """Makes the copies in their order, in all layers."""
+    for copy in copies:
+        for tensor in itertools.chain(cache.keys, cache.values):
+            tensor[copy.target] = tensor[copy.source]
 
 
 def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from engine_service.kv_cache import allocate_kv_cache
+from engine_service.kv_cache import allocate_kv_cache, copy_blocks
 from engine_service.loaders.loaded_model import LoadedModel
 from engine_service.models.registry import build_model
 from engine_service.models.spec import ModelSpec
+from engine_service.prompt_tokens import PromptTokens, gather_prompt_tokens
 from engine_service.raw_logprobs import RawLogprobs
-from engine_service.runner import Sampled
+from engine_service.runner import RowResults, Sampled
 from engine_service.sampler import Sampler
-from engine_service.sequence import ScheduledRow, StepPlan
+from engine_service.sequence import BlockCopy, ScheduledRow, StepPlan
 from kernels.attention_metadata import AttentionMetadata
 from kernels.dispatch import select_operators
 from shared.config import ModelConfig
 from shared.errors import ConfigError
-from shared.messages import ModelCard
+from shared.identifiers import RequestId
+from shared.messages import ModelCard, TokenLogprobs
 from shared.text_bundle import TextBundle
 
 
@@ -41,10 +44,23 @@ def resolve_max_model_len(config: ModelConfig, spec: ModelSpec) -> int:
     return config.max_model_len
 
 
-class ModelRunner:
-    """The `engine_service.runner.Runner` of a real model. Owns the KV cache; weights may be shared.
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """The inputs of a step. Tokens and positions are flat, of all rows one after the other."""
 
-    Not thread-safe: one step loop drives it.
+    rows: list[ScheduledRow]
+    token_ids: list[int]
+    pending: dict[int, RequestId]  # by index into token_ids: those that the step before samples
+    positions: torch.Tensor  # int64 `[num_tokens]`
+    metadata: AttentionMetadata
+    copies: list[BlockCopy]
+    prompt_tokens: PromptTokens | None  # whose log-probabilities are asked for
+
+
+class ModelRunner:
+    """The `Runner[PreparedStep]` of a real model. Owns the KV cache; weights may be shared.
+
+    Not thread-safe, but for what Runner says of `prepare`.
     """
 
     def __init__(
@@ -64,6 +80,7 @@ class ModelRunner:
         )
         self._kv_cache = allocate_kv_cache(config, spec, self.max_model_len, self._device)
         self._sampler = Sampler(loaded.text_bundle.eos_token_ids)
+        self._last_sampled: dict[RequestId, int] = {}  # by the step before
 
     @property
     def num_blocks(self) -> int:
@@ -87,51 +104,90 @@ class ModelRunner:
             eos_token_ids=self._text_bundle.eos_token_ids,
         )
 
-    @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> list[Sampled | None]:
-        token_ids, positions, metadata = self._inputs(plan.rows)
-        sampling = [index for index, row in enumerate(plan.rows) if row.samples]
-        last_tokens = metadata.query_start[1:].long() - 1
-        logits = self._model.forward(token_ids, positions, self._kv_cache, metadata, last_tokens[sampling])
-        results: list[Sampled | None] = [None] * len(plan.rows)
-        if sampling:
-            sequences = [plan.rows[index].sequence for index in sampling]
-            raw = RawLogprobs(logits, sequences)  # first: the sampler changes the logits
-            tokens = self._sampler.sample(logits, sequences)
-            for index, token, logprobs in zip(sampling, tokens, raw.of(tokens), strict=True):
-                results[index] = Sampled(token, logprobs)
-        return results
-
-    def _inputs(self, rows: list[ScheduledRow]) -> tuple[torch.Tensor, torch.Tensor, AttentionMetadata]:
-        """Token ids and positions, int64 `[num_tokens]`, and where they and their context lie."""
+    def prepare(self, plan: StepPlan) -> PreparedStep:
+        rows = plan.rows
         block_size = self._kv_cache.block_size
         context_lens = [row.start + row.num_tokens for row in rows]
         num_blocks = [-(-length // block_size) for length in context_lens]
         tables = np.zeros((len(rows), max(num_blocks)), dtype=np.int32)
         for index, row in enumerate(rows):
             tables[index, : num_blocks[index]] = row.sequence.block_ids[: num_blocks[index]]
-        token_ids = list(
-            itertools.chain.from_iterable(
-                row.sequence.token_ids[row.start : row.start + row.num_tokens] for row in rows
-            )
-        )
         query_lens = np.array([row.num_tokens for row in rows])
         query_start = np.concatenate(([0], np.cumsum(query_lens)))
         row_of_token = np.repeat(np.arange(len(rows)), query_lens)
         starts = np.array([row.start for row in rows])
-        positions = np.arange(len(token_ids)) - query_start[row_of_token] + starts[row_of_token]
+        positions = np.arange(plan.num_tokens) - query_start[row_of_token] + starts[row_of_token]
         blocks = tables[row_of_token, positions // block_size].astype(np.int64)
         slots = blocks * block_size + positions % block_size
-
-        def to_device(values: object, dtype: torch.dtype) -> torch.Tensor:
-            return torch.as_tensor(values, dtype=dtype).to(self._device)
-
         metadata = AttentionMetadata(
-            query_start=to_device(query_start, torch.int32),
-            context_lens=to_device(context_lens, torch.int32),
-            block_tables=to_device(tables, torch.int32),
-            slot_mapping=to_device(slots, torch.int64),
+            query_start=self._to_device(query_start, torch.int32),
+            context_lens=self._to_device(context_lens, torch.int32),
+            block_tables=self._to_device(tables, torch.int32),
+            slot_mapping=self._to_device(slots, torch.int64),
             max_query_len=int(query_lens.max()),
             max_context_len=max(context_lens),
         )
-        return to_device(token_ids, torch.int64), to_device(positions, torch.int64), metadata
+        token_ids, pending = _gather_tokens(rows)
+        return PreparedStep(
+            rows,
+            token_ids,
+            pending,
+            self._to_device(positions, torch.int64),
+            metadata,
+            plan.copies,
+            gather_prompt_tokens(rows, self._device),
+        )
+
+    @torch.inference_mode()
+    def execute(self, step: PreparedStep, await_history: Callable[[], None] = lambda: None) -> RowResults:
+        copy_blocks(self._kv_cache, step.copies)
+        for index, request_id in step.pending.items():
+            step.token_ids[index] = self._last_sampled.get(request_id, 0)  # none if that row was stale
+        token_ids = self._to_device(step.token_ids, torch.int64)
+        sampling = [index for index, row in enumerate(step.rows) if row.samples]
+        last_tokens = step.metadata.query_start[1:].long() - 1
+        logits, prompt_logprobs = self._forward(step, token_ids, last_tokens[sampling])
+        await_history()
+        results: list[Sampled | None] = [None] * len(step.rows)
+        alive = [place for place, index in enumerate(sampling) if not step.rows[index].is_stale]
+        if len(alive) < len(sampling):  # what ended with the token before
+            logits = logits[alive]
+        if alive:
+            sampling = [sampling[place] for place in alive]
+            sequences = [step.rows[index].sequence for index in sampling]
+            raw = RawLogprobs(logits, sequences)  # first: the sampler changes the logits
+            tokens = self._sampler.sample(logits, sequences)
+            for index, token, logprobs in zip(sampling, tokens, raw.of(tokens), strict=True):
+                results[index] = Sampled(token, logprobs)
+        self._last_sampled = {
+            row.sequence.request_id: result.token_id
+            for row, result in zip(step.rows, results, strict=True)
+            if result is not None
+        }
+        return RowResults(results, prompt_logprobs)
+
+    def _forward(
+        self, step: PreparedStep, token_ids: torch.Tensor, logit_rows: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[int, list[TokenLogprobs]]]:
+        """The logits of some tokens, to sample from, and what is told of prompt tokens."""
+        inputs = token_ids, step.positions, self._kv_cache, step.metadata
+        prompt_tokens = step.prompt_tokens
+        if prompt_tokens is None:
+            return self._model.forward(*inputs, logit_rows), {}
+        parts = self._model.forward_in_parts(*inputs, [logit_rows, *prompt_tokens.parts()])
+        return next(parts), prompt_tokens.tell(parts)
+
+    def _to_device(self, values: object, dtype: torch.dtype) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=dtype).to(self._device)
+
+
+def _gather_tokens(rows: list[ScheduledRow]) -> tuple[list[int], dict[int, RequestId]]:
+    """The step's tokens, one row after the other, and which of them are still to be sampled, for whom."""
+    token_ids: list[int] = []
+    pending: dict[int, RequestId] = {}
+    for row in rows:
+        token_ids += row.sequence.token_ids[row.start : row.start + row.num_tokens]
+        if row.start + row.num_tokens > row.sequence.num_tokens:
+            pending[len(token_ids)] = row.sequence.request_id
+            token_ids.append(0)
+    return token_ids, pending

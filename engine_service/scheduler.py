@@ -3,38 +3,36 @@
 There is no prefill or decode phase. Each sequence has `num_computed_tokens` chasing `num_tokens`;
 a step hands out a budget of tokens, to the running sequences first, then to waiting ones.
 
-When a hash is published: after the step that computed the block, in `update`. Publishing while the
-step is planned would also let two sequences of one step share, but a step that fails would then
-leave hashes of blocks that hold nothing.
-
-Who frees blocks: `_release`, and nobody else. It empties the table, so a second call is harmless.
+A plan counts as computed at once. So the next step can be planned before the result of this one is known:
+it counts on one more token of each sequence that samples (`num_pending_tokens`). A sequence may turn out
+to have ended with that token; its row of the next step is stale then, and was computed for nothing.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 
-from engine_service.block_pool import BlockPool, extend_block_hashes
+from engine_service.block_pool import BlockPool
+from engine_service.block_tables import BlockTables, CachedPrefix
 from engine_service.refusal import Refusal
-from engine_service.runner import Sampled
+from engine_service.request_queue import RequestQueue
+from engine_service.runner import RowResults, Sampled
 from engine_service.scheduling_policy import FirstComeFirstServed, SchedulingPolicy
-from engine_service.sequence import BlockId, ScheduledRow, Sequence, SequenceState, StepPlan
+from engine_service.sequence import ScheduledRow, Sequence, SequenceState, StepPlan
+from engine_service.step_limits import FixedLimits, StepLimits
 from engine_service.structured_output.grammar import GrammarState
 from shared.identifiers import RequestId
-from shared.messages import FinishReason
+from shared.messages import FinishReason, TokenLogprobs
 
-
-def _num_missing(sequence: Sequence) -> int:
-    """Tokens that are known and not computed; one while a sequence decodes."""
-    return sequence.num_tokens - sequence.num_computed_tokens
+MAX_PLANS_AHEAD = 2  # of results that were not taken in
 
 
 class Scheduler:
-    """Queues, admits, preempts and ends sequences; owns their block tables.
+    """Queues, admits, preempts and ends sequences.
 
-    One caller: `schedule` and `update` alternate. `add` and `abort` may come at any moment between
-    calls, also between a plan and its update, but not while the runner computes.
+    One caller: each `schedule` is followed by its `update`, in order; one more may be planned between
+    them. `add` and `abort` may come at any moment between calls.
     """
 
     def __init__(
@@ -50,29 +48,35 @@ class Scheduler:
         eos_token_ids: frozenset[int] = frozenset(),
         enable_prefix_caching: bool = True,
         policy: SchedulingPolicy | None = None,
+        limits: StepLimits | None = None,
         force_preemption_every: int = 0,
     ) -> None:
         """None bounds nothing, of `max_queued_tokens` (prompt tokens that wait) and of
         `long_prefill_token_threshold` (tokens of one prompt in one step, while there are other sequences).
+        `limits` may lower `max_num_seqs` and `max_num_batched_tokens` as they find fit.
         `force_preemption_every` k > 0 preempts one sequence every k steps: for tests of that path.
         """
-        self._pool = pool
+        self._tables = BlockTables(pool, enable_prefix_caching=enable_prefix_caching)
+        self._enable_prefix_caching = enable_prefix_caching
+        self._block_size = pool.block_size
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
-        self._max_queued_requests = max_queued_requests
-        self._max_queued_tokens = max_queued_tokens or math.inf
-        self._num_queued_tokens = 0  # of the sequences that wait or are deferred
         self._max_row_tokens = long_prefill_token_threshold or max_num_batched_tokens
         self._eos_token_ids = eos_token_ids
-        self._enable_prefix_caching = enable_prefix_caching
-        self._waiting: SchedulingPolicy = policy if policy is not None else FirstComeFirstServed()
+        self._queue = RequestQueue(
+            policy if policy is not None else FirstComeFirstServed(),
+            max_requests=max_queued_requests,
+            max_tokens=max_queued_tokens,
+        )
+        self._policy = self._queue.policy
+        self.limits: StepLimits = limits or FixedLimits(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        )
         self._running: list[Sequence] = []  # in order of admission
-        # Accepted, but they lack something that is being made. They are outside of the policy's queue,
-        # so that those behind them pass; they take their place in it when they lack nothing any more.
-        self._deferred: dict[RequestId, Sequence] = {}
-        self._sequences: dict[RequestId, Sequence] = {}  # deferred, waiting and running
-        self._planned: StepPlan | None = None
+        self._sequences: dict[RequestId, Sequence] = {}  # waiting, deferred and running
+        self._ends_chunks_with_blocks = False  # in the step that is being planned
+        self._planned: deque[StepPlan] = deque()  # whose result was not taken in
         self._force_preemption_every = force_preemption_every
         self._forced_at: dict[RequestId, int] = {}
         self._num_plans = 0
@@ -89,20 +93,20 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Those that are deferred among them."""
-        return len(self._waiting) + len(self._deferred)
+        return len(self._queue)
 
     @property
     def has_only_deferred(self) -> bool:
         """Whether there is something to do, but nothing that could be done now."""
-        return 0 < len(self._deferred) == len(self._sequences)
+        return 0 < self._queue.num_deferred == len(self._sequences)
 
     @property
     def num_free_blocks(self) -> int:
-        return self._pool.num_free_blocks
+        return self._tables.num_free_blocks
 
     @property
     def num_blocks(self) -> int:
-        return self._pool.num_blocks
+        return self._tables.num_blocks
 
     @property
     def has_work(self) -> bool:
@@ -117,9 +121,7 @@ class Scheduler:
 
     def outstanding_tokens(self) -> int:
         """Tokens that are still to be computed if every sequence runs to its limit."""
-        return sum(
-            self._final_length(sequence) - 1 - sequence.num_computed_tokens for sequence in self.sequences()
-        )
+        return sum(s.final_length - 1 - s.num_computed_tokens for s in self.sequences())
 
     # ------------------------------------------------------------------ in and out
 
@@ -139,32 +141,61 @@ class Scheduler:
                 f"takes at most {self._max_model_len - 1}",
                 "prompt",
             )
-        # The last token of a sequence is never computed. A sequence that fits into the whole pool
-        # always ends: all others yield to the oldest. One that does not fit would preempt for ever.
-        num_blocks = self._pool.num_blocks_for(self._final_length(sequence) - 1)
-        if num_blocks > self._pool.num_blocks:
+        final_length = self.final_length_of(sequence)
+        # A sequence that fits into the whole pool always ends: all others yield to the oldest. One that does
+        # not fit would preempt for ever.
+        num_blocks = self._tables.num_blocks_for(final_length - 1)
+        if num_blocks > self._tables.num_blocks:
             raise Refusal(
                 "context_length_exceeded",
                 f"{sequence.num_tokens} tokens and max_tokens {sequence.sampling.max_tokens} may need "
-                f"{num_blocks} KV blocks; the engine has {self._pool.num_blocks}",
+                f"{num_blocks} KV blocks; the engine has {self._tables.num_blocks}",
                 "max_tokens",
             )
-        if self.num_waiting >= self._max_queued_requests:
-            raise Refusal("queue_full", f"{self.num_waiting} requests are waiting already")
-        # A long prompt is refused for what waits before it, never for its own length.
-        if self.num_waiting and self._num_queued_tokens + sequence.num_tokens > self._max_queued_tokens:
-            raise Refusal("queue_full", f"{self._num_queued_tokens} tokens are waiting already")
-        self._num_queued_tokens += sequence.num_tokens
+        self._queue.add(sequence, is_deferred=is_deferred)
+        sequence.final_length = final_length if sequence.search_id is None else sequence.num_tokens + 1
         self._sequences[sequence.request_id] = sequence
-        if is_deferred:
-            self._deferred[sequence.request_id] = sequence
-        else:
-            self._waiting.add(sequence)
+
+    def final_length_of(self, sequence: Sequence) -> int:
+        """Tokens that it has when it runs to its limit; of a beam search, each of its results."""
+        return min(sequence.num_prompt_tokens + sequence.sampling.max_tokens, self._max_model_len)
+
+    def end_token_ids_of(self, sequence: Sequence) -> frozenset[int]:
+        """The tokens that end it."""
+        ends = frozenset(sequence.sampling.stop_token_ids)
+        return ends if sequence.sampling.ignore_eos else ends | self._eos_token_ids
+
+    def go_on(self, sequences: Iterable[Sequence]) -> None:
+        """Sequences that go on where others of their beam search have just ended.
+
+        They run at once if they find room, as whoever runs keeps its place. The others come before those
+        that wait for their turn.
+        """
+        for sequence in sequences:
+            assert sequence.goes_on, f"{sequence.request_id} does not go on with a beam search"
+            sequence.final_length = sequence.num_tokens + 1
+            self._sequences[sequence.request_id] = sequence
+            prefix = self._tables.find_prefix(sequence)
+            if self._fits(sequence, prefix):
+                self._run(sequence, prefix)
+            else:
+                self._queue.go_on(sequence)
+
+    def give_up(self, sequences: Iterable[Sequence]) -> None:
+        """Sequences of a beam search that have just ended, and that none goes on with.
+
+        The ends of what they left in the cache would only drive out what others may want again.
+        """
+        for sequence in sequences:
+            self._tables.forget_tail(sequence)
+
+    def close_search(self, first: Sequence) -> None:
+        """The beam search that began with this sequence is over; none of its sequences is left."""
+        self._queue.close_search(first)
 
     def undefer(self, sequence: Sequence) -> None:
         """The sequence lacks nothing any more."""
-        del self._deferred[sequence.request_id]
-        self._waiting.add(sequence)
+        self._queue.undefer(sequence)
 
     def abort(self, request_id: RequestId) -> Sequence | None:
         """Ends a sequence now, and returns it; None if it has ended or was never known."""
@@ -185,164 +216,165 @@ class Scheduler:
         return expired
 
     def reset_prefix_cache(self) -> int:
-        """Forgets all cached prefixes; returns how many blocks they had. At any moment between calls.
-
-        Nothing that was computed or planned before can be found afterwards: a sequence that runs keeps
-        its blocks and goes on with them, but publishes none that stand on what came before the reset.
-        """
-        for sequence in self._running:
-            sequence.may_publish = False
-        return self._pool.reset_prefix_cache()
+        """Forgets all cached prefixes, see BlockTables; returns how many blocks they had."""
+        return self._tables.reset_prefix_cache(self._running)
 
     # ------------------------------------------------------------------ one step
 
     def schedule(self) -> StepPlan | None:
-        """Plans a step and takes the blocks that it writes to; None when there is nothing to compute.
-
-        A plan must be followed by its `update` before the next `schedule`.
-        """
-        assert self._planned is None, "the last plan was not updated"
+        """Plans a step and takes the blocks that it writes to; None when there is nothing to compute."""
+        assert len(self._planned) < MAX_PLANS_AHEAD, "too many plans without a result"
         self._num_plans += 1
         self._make_room_for_head()
         num_preemptions = self.num_preemptions
         self._preempt_if_forced()
-        rows = self._schedule_running()
-        budget = self._max_num_batched_tokens - sum(row.num_tokens for row in rows)
+        # One token for each sequence that decodes, whatever prompts stand before it.
+        num_decoding = sum(1 for sequence in self._running if sequence.num_missing_tokens == 1)
+        num_prompts = len(self._running) - num_decoding + len(self._policy)
+        self._ends_chunks_with_blocks = num_prompts > 1
+        budget = max(num_decoding, self.limits.max_num_tokens(num_decoding))
+        budget = min(budget, self._max_num_batched_tokens)
+        rows = self._schedule_running(budget, num_decoding)
+        budget -= sum(row.num_tokens for row in rows)
         if self.num_preemptions == num_preemptions:  # else there is no room for anybody
             rows += self._admit_waiting(budget)
         if not rows:
             return None
-        self._planned = StepPlan(rows, sum(row.num_tokens for row in rows))
-        return self._planned
+        plan = StepPlan(rows, sum(row.num_tokens for row in rows), self._tables.finish_plan())
+        self._planned.append(plan)
+        return plan
 
-    def update(self, plan: StepPlan, sampled: list[Sampled | None]) -> list[tuple[Sequence, list[Sampled]]]:
-        """Takes in what a step computed: new tokens, newly full blocks, ended sequences.
+    def update(self, plan: StepPlan, results: RowResults) -> list[tuple[Sequence, list[Sampled]]]:
+        """Takes in what a step computed: new tokens, ended sequences, log-probabilities of prompts.
 
-        Returns the sequences that grew with their new tokens, in row order. Rows whose sequence was
-        aborted since the plan was made are passed over.
+        Returns the sequences that grew with their new tokens, in row order. Rows whose sequence has ended or
+        was preempted since the plan was made are passed over.
         """
-        assert plan is self._planned, "update of a plan that is not the last one"
+        assert self._planned, "update without a plan"
+        assert plan is self._planned[0], "update of a plan that is not the next one"
+        sampled = results.sampled
         assert len(sampled) == len(plan.rows), f"{len(sampled)} results for {len(plan.rows)} rows"
-        self._planned = None
+        self._planned.popleft()
+        for index, found in results.prompt_logprobs.items():
+            if not plan.rows[index].is_stale:
+                _take_prompt_logprobs(plan.rows[index], found)
         grown: list[tuple[Sequence, list[Sampled]]] = []
         for row, result in zip(plan.rows, sampled, strict=True):
-            sequence = row.sequence
-            if sequence.state is not SequenceState.RUNNING:
+            if row.is_stale:
                 continue
+            sequence = row.sequence
             assert row.samples == (result is not None), f"{sequence.request_id}: token only of a last chunk"
-            self._publish_computed(sequence, row)
-            if result is not None:
-                sequence.token_ids.append(result.token_id)
-                self._waiting.generated(sequence, 1)
-                grown.append((sequence, [result]))
-                self._end_if_complete(sequence, result.token_id)
+            if result is None:
+                continue
+            if row.num_tokens > 1:
+                self._tables.publish_tail(sequence)
+            sequence.token_ids.append(result.token_id)
+            sequence.num_pending_tokens -= 1
+            self._tables.publish(sequence)
+            self._policy.generated(sequence, 1)
+            grown.append((sequence, [result]))
+            self._end_if_complete(sequence, result.token_id)
         return grown
 
     def _make_room_for_head(self) -> None:
         """Lets running sequences yield to a waiting one, if the policy wants it, before anybody has a row."""
-        head = self._waiting.head()
-        while head is not None and not self._fits(head, self._cached_prefix(head)):
-            victim = self._waiting.yields_to(head, self._running)
+        head = self._queue.head()
+        while head is not None and not self._fits(head, self._tables.find_prefix(head)):
+            victim = self._policy.yields_to(head, self._running)
             if victim is None:
                 return
             self._preempt(victim)
 
-    def _schedule_running(self) -> list[ScheduledRow]:
+    def _schedule_running(self, budget: int, num_decoding: int) -> list[ScheduledRow]:
         rows: list[ScheduledRow] = []
-        budget = self._max_num_batched_tokens
-        # One token for each sequence that decodes, whatever prompts stand before it.
-        num_decoding = sum(1 for sequence in self._running if _num_missing(sequence) == 1)
         index = 0
         while index < len(self._running) and budget > 0:
             sequence = self._running[index]
-            is_decoding = _num_missing(sequence) == 1
-            num_tokens = self._chunk_of(sequence, budget if is_decoding else budget - num_decoding)
+            is_decoding = sequence.num_missing_tokens == 1
+            if is_decoding:
+                num_tokens = 1
+            else:
+                self._tables.skip_cached(sequence)
+                num_tokens = self._chunk_of(sequence, budget - num_decoding)
             if num_tokens <= 0:
-                index += 1  # a prompt whose turn comes when fewer decode
-            elif self._grow_table(sequence, num_tokens):
-                rows.append(ScheduledRow(sequence, sequence.num_computed_tokens, num_tokens))
+                index += 1  # a prompt whose turn comes when fewer decode, or nothing to do for now
+            elif self._tables.grow(sequence, num_tokens):
+                rows.append(self._plan_row(sequence, num_tokens))
                 budget -= num_tokens
                 num_decoding -= is_decoding
                 index += 1
             else:
                 # Victims come from those without a row, so no row has to be taken back. The victim
                 # may be `sequence` itself; either way the list gets shorter and the loop ends.
-                victim = self._waiting.victim(self._running[index:])
-                num_decoding -= _num_missing(victim) == 1
+                victim = self._policy.victim(self._running[index:])
+                num_decoding -= victim.num_missing_tokens == 1
                 self._preempt(victim)
         return rows
 
     def _admit_waiting(self, budget: int) -> list[ScheduledRow]:
         rows: list[ScheduledRow] = []
         while budget > 0:
-            sequence = self._waiting.head()
+            sequence = self._queue.head()
             if sequence is None or not self._admit(sequence):
                 break  # no overtaking: a small request must not starve a large one
             num_tokens = self._chunk_of(sequence, budget)
-            grew = self._grow_table(sequence, num_tokens)
+            grew = self._tables.grow(sequence, num_tokens)
             assert grew, "admission has checked the blocks"
-            rows.append(ScheduledRow(sequence, sequence.num_computed_tokens, num_tokens))
+            rows.append(self._plan_row(sequence, num_tokens))
             budget -= num_tokens
         return rows
 
     def _admit(self, sequence: Sequence) -> bool:
         """Moves the sequence to the running ones, on top of its cached prefix, if it fits."""
-        cached = self._cached_prefix(sequence)
-        if not self._fits(sequence, cached):
+        prefix = self._tables.find_prefix(sequence)
+        if not self._fits(sequence, prefix):
             return False
-        self._waiting.remove(sequence)
-        self._num_queued_tokens -= sequence.num_tokens
-        self._waiting.admitted(sequence)
-        self._pool.hold(cached)
-        sequence.block_ids.extend(cached)
-        sequence.num_computed_tokens = len(cached) * self._pool.block_size
-        sequence.may_publish = True
-        sequence.state = SequenceState.RUNNING
-        self._running.append(sequence)
-        if sequence.num_preemptions == 0:
-            sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
-            self.prefix_cache_queries += sequence.num_tokens if self._enable_prefix_caching else 0
-            self.prefix_cache_hits += sequence.num_computed_tokens
+        self._queue.admit(sequence)
+        self._run(sequence, prefix)
         return True
 
-    def _fits(self, sequence: Sequence, cached: list[BlockId]) -> bool:
+    def _run(self, sequence: Sequence, prefix: CachedPrefix) -> None:
+        self._tables.start(sequence, prefix)
+        sequence.state = SequenceState.RUNNING
+        self._running.append(sequence)
+        if sequence.num_preemptions == 0 and not sequence.goes_on:
+            sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+            if self._enable_prefix_caching and sequence.reads_cache:
+                self.prefix_cache_queries += sequence.num_tokens
+            self.prefix_cache_hits += sequence.num_computed_tokens
+
+    def _fits(self, sequence: Sequence, prefix: CachedPrefix) -> bool:
         """Room for all tokens, not only for the first chunk, and one block more for each sequence that
         runs: else the next step would preempt what this one has admitted."""
-        num_needed = self._pool.num_blocks_for(sequence.num_tokens) - len(cached)
-        num_left = self._pool.num_free_blocks - self._pool.num_free_among(cached) - num_needed
-        return len(self._running) < self._max_num_seqs and num_left >= len(self._running)
+        num_running = len(self._running)
+        return (
+            num_running < min(self._max_num_seqs, self.limits.max_num_seqs)
+            and self._tables.num_free_after(sequence, prefix) >= num_running
+        )
 
     def _chunk_of(self, sequence: Sequence, budget: int) -> int:
-        """Tokens of a sequence that the next step computes."""
+        """Tokens of a sequence that the next step computes; none if not positive."""
+        num_missing = sequence.num_missing_tokens
         is_alone = len(self._sequences) == 1
-        return min(_num_missing(sequence), budget, budget if is_alone else self._max_row_tokens)
-
-    def _cached_prefix(self, sequence: Sequence) -> list[BlockId]:
-        if not self._enable_prefix_caching:
-            return []
-        extend_block_hashes(sequence, self._pool.block_size)
-        # Never all tokens: the last one has to be computed to get the logits after it.
-        num_blocks = (sequence.num_tokens - 1) // self._pool.block_size
-        return self._pool.cached_prefix(sequence.block_hashes[:num_blocks])
+        num_tokens = min(num_missing, budget, budget if is_alone else self._max_row_tokens)
+        if num_tokens < num_missing and self._ends_chunks_with_blocks:
+            # So the next block can be left to whoever shares the prompt, see BlockTables.skip_cached. What
+            # the chunk loses by that, another prompt gets.
+            num_over = (sequence.num_computed_tokens + num_tokens) % self._block_size
+            num_tokens -= num_over if num_over < num_tokens else 0
+        return num_tokens
 
     # ------------------------------------------------------------------ changes of one sequence
 
-    def _grow_table(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Takes the blocks for the next `num_tokens` tokens; False and none if too few are free."""
-        num_blocks = self._pool.num_blocks_for(sequence.num_computed_tokens + num_tokens)
-        num_missing = num_blocks - len(sequence.block_ids)
-        if num_missing > self._pool.num_free_blocks:
-            return False
-        sequence.block_ids.extend(self._pool.take(num_missing))
-        return True
-
-    def _publish_computed(self, sequence: Sequence, row: ScheduledRow) -> None:
-        sequence.num_computed_tokens = row.start + row.num_tokens
-        if self._enable_prefix_caching and sequence.may_publish:
-            block_size = self._pool.block_size
-            extend_block_hashes(sequence, block_size)
-            for index in range(row.start // block_size, sequence.num_computed_tokens // block_size):
-                self._pool.publish(sequence, index)
+    def _plan_row(self, sequence: Sequence, num_tokens: int) -> ScheduledRow:
+        """From here on the tokens count as computed."""
+        samples = num_tokens == sequence.num_missing_tokens
+        start = sequence.num_computed_tokens
+        row = ScheduledRow(sequence, start, num_tokens, samples, sequence.num_preemptions)
+        sequence.num_computed_tokens = start + num_tokens
+        sequence.num_pending_tokens += samples
+        self._tables.publish(sequence)
+        return row
 
     def _end_if_complete(self, sequence: Sequence, token_id: int) -> None:
         sampling = sequence.sampling
@@ -354,7 +386,7 @@ class Scheduler:
             self._end(sequence, "stop")
         elif sequence.grammar is not None and self._end_by_grammar(sequence, sequence.grammar, token_id):
             pass
-        elif sequence.num_tokens >= self._final_length(sequence):
+        elif sequence.num_tokens >= sequence.final_length:
             self._end(sequence, "length")
 
     def _end_by_grammar(self, sequence: Sequence, grammar: GrammarState, token_id: int) -> bool:
@@ -371,46 +403,38 @@ class Scheduler:
             self._end(sequence, "stop")
         return grammar.is_complete
 
-    def _final_length(self, sequence: Sequence) -> int:
-        """Tokens of the sequence, prompt included, when it runs to its limit."""
-        return min(sequence.num_prompt_tokens + sequence.sampling.max_tokens, self._max_model_len)
-
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.state is SequenceState.RUNNING:
             self._running.remove(sequence)
+            self._queue.ended(sequence)
+            self._tables.publish_tail(sequence)
         else:
-            self._num_queued_tokens -= sequence.num_tokens
-            if sequence.request_id not in self._deferred:
-                self._waiting.remove(sequence)
-        if self._deferred.pop(sequence.request_id, None) is None:
-            self._waiting.ended(sequence)
+            self._queue.drop(sequence)
         del self._sequences[sequence.request_id]
         self._forced_at.pop(sequence.request_id, None)
-        self._release(sequence)
+        self._tables.release(sequence)
         sequence.state = SequenceState.FINISHED
         sequence.finish_reason = reason
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Takes everything back; the sequence starts over, on whatever the cache still holds by then."""
+        """Takes everything back; the sequence starts over, on whatever the cache still holds by then.
+
+        A pending token is dropped: it comes again, as a sample is a function of the history.
+        """
         self._running.remove(sequence)
-        self._release(sequence)
-        sequence.num_computed_tokens = 0
+        self._tables.release(sequence)
+        sequence.num_pending_tokens = 0
         sequence.state = SequenceState.WAITING
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        self._num_queued_tokens += sequence.num_tokens
-        self._waiting.put_back(sequence)
-
-    def _release(self, sequence: Sequence) -> None:
-        self._pool.release(sequence.block_ids)
-        sequence.block_ids.clear()
+        self._queue.put_back(sequence)
 
     def _preempt_if_forced(self) -> None:
         if self._force_preemption_every and self._num_plans % self._force_preemption_every == 0:
             # Once per length of a sequence: else a prompt longer than the chunks of k steps never ends.
             candidates = [s for s in self._running if self._forced_at.get(s.request_id) != s.num_tokens]
             if candidates:
-                victim = self._waiting.victim(candidates)
+                victim = self._policy.victim(candidates)
                 self._forced_at[victim.request_id] = victim.num_tokens
                 self._preempt(victim)
 
@@ -418,9 +442,8 @@ class Scheduler:
 
     def check(self) -> None:
         """Asserts that queues, states and block tables agree, and that no block is lost or shared wrongly."""
-        waiting = [*self._waiting, *self._deferred.values()]
-        num_queued_tokens = sum(sequence.num_tokens for sequence in waiting)
-        assert num_queued_tokens == self._num_queued_tokens, "the tokens that wait are miscounted"
+        self._queue.check()
+        waiting = list(self._queue)
         held = {id(sequence) for sequence in (*self._running, *waiting)}
         assert len(held) == len(self._running) + len(waiting), "a sequence is in two places"
         assert held == {id(sequence) for sequence in self.sequences()}, "a sequence is in no queue"
@@ -428,17 +451,30 @@ class Scheduler:
         for sequence in waiting:
             assert sequence.state is SequenceState.WAITING, f"{sequence.request_id} waits as {sequence.state}"
             assert not sequence.block_ids, f"{sequence.request_id} waits and holds blocks"
-            assert sequence.num_computed_tokens == 0, (
-                f"{sequence.request_id} waits and counts computed tokens"
+            assert sequence.num_computed_tokens == sequence.num_pending_tokens == 0, (
+                f"{sequence.request_id} waits and counts on computed tokens"
             )
-        planned = {id(row.sequence): row.num_tokens for row in (self._planned.rows if self._planned else ())}
+        pending = Counter(
+            id(row.sequence)
+            for plan in self._planned
+            for row in plan.rows
+            if row.samples and not row.is_stale
+        )
         for sequence in self._running:
             assert sequence.state is SequenceState.RUNNING, f"{sequence.request_id} runs as {sequence.state}"
-            num_tokens = sequence.num_computed_tokens + planned.get(id(sequence), 0)
-            assert num_tokens <= sequence.num_tokens, (
+            assert sequence.num_missing_tokens >= 0, (
                 f"{sequence.request_id} has computed what it does not have"
             )
-            assert len(sequence.block_ids) == self._pool.num_blocks_for(num_tokens), (
-                f"{sequence.request_id}: {len(sequence.block_ids)} blocks for {num_tokens} tokens"
+            assert sequence.num_pending_tokens == pending[id(sequence)], (
+                f"{sequence.request_id} waits for {sequence.num_pending_tokens} tokens that no step samples"
             )
-        self._pool.check(sequence.block_ids for sequence in self._running)
+        self._tables.check(self._running)
+
+
+def _take_prompt_logprobs(row: ScheduledRow, found: list[TokenLogprobs]) -> None:
+    """What of it is new: a sequence that was preempted computes some of its prompt once more."""
+    sequence = row.sequence
+    num_known = sequence.num_scored_tokens - row.start
+    assert num_known >= 0, f"{sequence.request_id} has computed prompt tokens without telling of them"
+    sequence.prompt_logprobs += found[num_known:]
+    sequence.num_scored_tokens = max(sequence.num_scored_tokens, row.start + len(found))

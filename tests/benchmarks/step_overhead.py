@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 
 from engine_service.block_pool import BlockPool
 from engine_service.engine import Engine
 from engine_service.fair_share import FairShare
+from engine_service.runner import RowResults, Sampled
 from engine_service.scheduler import Scheduler
 from engine_service.sequence import StepPlan
+from engine_service.step_execution import StepExecution
 from shared.identifiers import RequestId, TenantId
 from shared.messages import Submit
 from shared.sampling import SamplingParams
@@ -26,16 +29,29 @@ NUM_STEPS = 200
 CASES = ((1, 0), (64, 0), (128, 0), (256, 0), (512, 0), (64, 1000))  # running, waiting
 
 
+_SAMPLED = Sampled(7)
+
+
 class IdleRunner:
     """Computes nothing."""
 
     num_blocks = NUM_BLOCKS
 
-    def execute(self, plan: StepPlan) -> list[int | None]:
-        return [7 if row.samples else None for row in plan.rows]
+    def prepare(self, plan: StepPlan) -> StepPlan:
+        return plan
+
+    def execute(self, step: StepPlan, await_history: Callable[[], None] = lambda: None) -> RowResults:
+        await_history()
+        return RowResults([_SAMPLED if row.samples else None for row in step.rows])
 
 
-def make_engine(num_running: int, num_waiting: int) -> Engine:
+def make_engine(
+    num_running: int,
+    num_waiting: int,
+    *,
+    runner: IdleRunner | None = None,
+    execution: StepExecution | None = None,
+) -> Engine:
     scheduler = Scheduler(
         BlockPool(NUM_BLOCKS, 16),
         max_num_seqs=num_running,
@@ -44,7 +60,7 @@ def make_engine(num_running: int, num_waiting: int) -> Engine:
         max_queued_requests=10_000,
         policy=FairShare(),
     )
-    engine = Engine(scheduler, IdleRunner(), vocab_size=1000)
+    engine = Engine(scheduler, runner or IdleRunner(), vocab_size=1000, execution=execution)
     for number in range(num_running + num_waiting):
         prompt = [number % 1000] * PROMPT_TOKENS
         sampling = SamplingParams(max_tokens=1900, seed=number)

@@ -23,12 +23,12 @@ def test_after_a_reset_nothing_is_found_and_the_cache_fills_again() -> None:
     world = make_world()
     prompt = make_prompt(20)
     assert cached_tokens_of(world, "first", prompt) == 0
-    assert cached_tokens_of(world, "hit", prompt) == 16
+    assert cached_tokens_of(world, "hit", prompt) == 19
     assert world.engine.reset_prefix_cache() == 5
     assert isinstance(world.kv_events[-1], AllBlocksCleared)
     world.assert_idle()
     assert cached_tokens_of(world, "after", prompt) == 0
-    assert cached_tokens_of(world, "hit again", prompt) == 16
+    assert cached_tokens_of(world, "hit again", prompt) == 19
     world.assert_idle()
 
 
@@ -60,8 +60,8 @@ def test_what_was_planned_or_computed_before_a_reset_is_never_found(
     world.run()
     assert bool(world.pool.cached_hashes()) == may_publish
     assert world.output["running"] == expected_output(running)
-    assert cached_tokens_of(world, "next", prompt) == (16 if may_publish else 0)
-    assert cached_tokens_of(world, "hit", prompt) == 16
+    assert cached_tokens_of(world, "next", prompt) == (19 if may_publish else 0)
+    assert cached_tokens_of(world, "hit", prompt) == 19
     world.assert_idle()
 
 
@@ -71,7 +71,7 @@ def test_a_request_on_top_of_a_cached_prefix_survives_a_reset_and_does_not_bring
     assert cached_tokens_of(world, "first", prompt) == 0
     submit = world.add("running", prompt, max_tokens=10)
     world.step()
-    assert world.sequence("running").num_cached_tokens == 16
+    assert world.sequence("running").num_cached_tokens == 19
     world.engine.reset_prefix_cache()
     world.run()
     assert world.output["running"] == expected_output(submit)
@@ -101,9 +101,9 @@ def test_adapters_share_nothing() -> None:
         )
         world.scheduler.add(sequence)
         while (plan := world.scheduler.schedule()) is not None:
-            world.scheduler.update(plan, world.runner.execute(plan))
+            world.scheduler.update(plan, world.runner.execute(world.runner.prepare(plan)))
             world.scheduler.check()
         return sequence.num_cached_tokens
 
     assert [run("base", ""), run("lora-a", "a"), run("lora-b", "b")] == [0, 0, 0]
-    assert [run("base again", ""), run("lora-a again", "a"), run("lora-b again", "b")] == [16, 16, 16]
+    assert [run("base again", ""), run("lora-a again", "a"), run("lora-b again", "b")] == [19, 19, 19]

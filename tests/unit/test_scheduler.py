@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine_service.block_pool import extend_block_hashes
-from engine_service.fake_runner import FakeModel, FakeModelFailure
+from engine_service.fake_runner import FakeModel
 from engine_service.refusal import Refusal
 from tests.unit.worlds import EOS, World, expected_output, make_prompt, make_world
 
@@ -77,25 +76,93 @@ def test_no_more_than_max_num_seqs_run_at_once() -> None:
 # ---------------------------------------------------------------------- prefix cache
 
 
-def test_a_second_request_starts_after_the_full_blocks_it_shares() -> None:
+def test_a_second_request_starts_after_the_tokens_it_shares() -> None:
     world = make_world(block_size=4)
-    world.add("first", make_prompt(10))
+    world.add("first", make_prompt(11))
     world.run()
-    world.add("second", make_prompt(10))
+    world.add("second", [*make_prompt(10), 700, 701])
     world.run()
-    assert rows_of(world, "second")[0] == (8, 2)
-    assert world.engine.load().prefix_cache_hits == 8
-    assert world.engine.load().prefix_cache_queries == 20
+    assert rows_of(world, "second")[0] == (10, 2)  # two blocks, and a copy of the third's beginning
+    assert world.engine.load().prefix_cache_hits == 10
+    assert world.engine.load().prefix_cache_queries == 23
+
+
+@pytest.mark.parametrize("length", [8, 9, 10, 11, 12])
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_only_the_last_token_is_computed_if_all_of_the_prompt_is_cached(length: int, block_size: int) -> None:
+    world = make_world(block_size=block_size)
+    world.add("first", make_prompt(length))
+    world.run()
+    world.add("second", make_prompt(length))
+    world.run()
+    assert rows_of(world, "second")[0] == (length - 1, 1)
     assert world.output["second"] == world.output["first"]
+    world.assert_idle()
 
 
-def test_the_last_token_is_computed_even_if_all_of_the_prompt_is_cached() -> None:
+def test_a_block_that_is_shared_is_copied_before_it_is_written() -> None:
+    """Both go on in the middle of one block, each in its own way, while the other is running."""
     world = make_world(block_size=4)
-    world.add("first", make_prompt(8))
+    leader = world.add("leader", make_prompt(10), max_tokens=9)
+    world.step()
+    followers = [
+        world.add(name, make_prompt(10), max_tokens=9, seed=seed, temperature=1.0)
+        for seed, name in enumerate(("one", "two"))
+    ]
     world.run()
-    world.add("second", make_prompt(8))
+    assert [rows_of(world, name)[0] for name in ("one", "two")] == [(9, 1), (9, 1)]
+    assert world.output["one"] != world.output["two"]
+    for submit in (leader, *followers):
+        assert world.output[submit.request_id] == expected_output(submit)
+    world.assert_idle()
+
+
+def test_a_conversation_goes_on_behind_its_last_token() -> None:
+    world = make_world(block_size=4)
+    world.add("turn 1", make_prompt(10), max_tokens=4)
     world.run()
-    assert rows_of(world, "second")[0] == (4, 4)
+    turn_2 = [*make_prompt(10), *world.output["turn 1"], 800, 801]
+    world.add("turn 2", turn_2)
+    world.run()
+    assert rows_of(world, "turn 2")[0] == (13, 3)  # the last token of an answer is never computed
+
+
+def test_choices_of_one_request_wait_for_its_prompt_and_share_it() -> None:
+    world = make_world(block_size=4, max_num_batched_tokens=8)
+    names = ["first", "second", "third"]
+    submits = [
+        world.add(
+            name,
+            make_prompt(19),
+            seed=number,
+            temperature=1.0,
+            shares_prompt_with="first" if number else None,
+        )
+        for number, name in enumerate(names)
+    ]
+    world.run()
+    assert rows_of(world, "first")[:3] == [(0, 8), (8, 8), (16, 3)]
+    assert rows_of(world, "second")[0] == rows_of(world, "third")[0] == (18, 1)
+    assert world.runner.steps[3][1:] == [("second", 18, 1), ("third", 18, 1)]
+    assert [world.output[name] for name in names] == [expected_output(submit) for submit in submits]
+    world.assert_idle()
+
+
+@pytest.mark.parametrize("ends", ["abort", "expiry"])
+def test_choices_whose_first_one_ends_early_are_run_all_the_same(ends: str) -> None:
+    world = make_world(block_size=4, max_num_batched_tokens=8)
+    world.add("first", make_prompt(19), timeout_s=1.0)
+    second = world.add("second", make_prompt(19), shares_prompt_with="first")
+    world.add("third", make_prompt(19), shares_prompt_with="first")
+    world.step()
+    assert world.abort("third")
+    if ends == "abort":
+        assert world.abort("first")
+    else:
+        world.clock.now_s += 2.0
+    world.run()
+    assert world.output["second"] == expected_output(second)
+    world.assert_idle()
 
 
 def test_a_prompt_that_ends_with_a_full_block_leaves_that_block_too() -> None:
@@ -107,15 +174,36 @@ def test_a_prompt_that_ends_with_a_full_block_leaves_that_block_too() -> None:
     assert rows_of(world, "longer")[0] == (8, 4)
 
 
-def test_identical_prompts_in_one_step_do_not_hit_what_is_not_computed_yet() -> None:
-    world = make_world(block_size=4, max_num_batched_tokens=6)
+def test_sequences_of_one_step_share_a_common_prefix() -> None:
+    world = make_world(block_size=4)
     first = world.add("first", make_prompt(10))
     world.add("second", make_prompt(10))
+    world.step()
+    assert world.runner.steps == [[("first", 0, 10), ("second", 8, 2)]]
     world.run()
-    # Two blocks were published by the time the second one got a turn, computed in the steps before.
-    assert rows_of(world, "first")[:2] == [(0, 6), (6, 4)]
-    assert world.runner.steps[1][1][:2] == ("second", 4)
     assert world.output["first"] == world.output["second"] == expected_output(first)
+    world.assert_idle()
+
+
+def test_a_prefix_is_shared_only_as_far_as_the_step_computes_it() -> None:
+    world = make_world(block_size=4, max_num_batched_tokens=12, long_prefill_token_threshold=6)
+    first = world.add("first", make_prompt(30))
+    world.add("second", make_prompt(30))
+    world.step()
+    assert world.runner.steps == [[("first", 0, 4), ("second", 4, 4)]]
+    world.run()
+    assert world.output["first"] == world.output["second"] == expected_output(first)
+
+
+def test_prompts_that_are_alike_are_computed_once_by_turns() -> None:
+    world = make_world(block_size=4, max_num_batched_tokens=16, long_prefill_token_threshold=8)
+    names = [f"r{number}" for number in range(3)]
+    submits = [world.add(name, make_prompt(100), seed=number) for number, name in enumerate(names)]
+    world.run()
+    num_computed = sum(num_tokens for step in world.runner.steps for _, _, num_tokens in step)
+    assert num_computed <= 100 + 2 * 4 + 3 * 4  # the last block of each, and the decoding
+    assert [world.output[name] for name in names] == [expected_output(submit) for submit in submits]
+    world.assert_idle()
 
 
 def test_requests_with_different_salts_share_nothing() -> None:
@@ -125,17 +213,6 @@ def test_requests_with_different_salts_share_nothing() -> None:
     world.add("second", make_prompt(10), cache_salt="b")
     world.run()
     assert rows_of(world, "second")[0] == (0, 10)
-
-
-def test_a_step_that_fails_leaves_nothing_to_be_found() -> None:
-    world = make_world(block_size=4)
-    world.runner._die_at_step = 1
-    world.add("r", make_prompt(10))
-    with pytest.raises(FakeModelFailure):
-        world.engine.step()
-    sequence = world.sequence("r")
-    extend_block_hashes(sequence, 4)
-    assert world.pool.cached_prefix(sequence.block_hashes) == []
 
 
 def test_the_cache_changes_nothing_but_the_work() -> None:
@@ -376,7 +453,7 @@ def test_an_abort_between_plan_and_update_drops_the_row_only() -> None:
     world.add("b", make_prompt(5, start=300))
     plan = world.scheduler.schedule()
     assert plan is not None
-    sampled = world.runner.execute(plan)
+    sampled = world.runner.execute(world.runner.prepare(plan))
     assert world.scheduler.abort(plan.rows[0].sequence.request_id) is not None
     grown = world.scheduler.update(plan, sampled)
     world.scheduler.check()

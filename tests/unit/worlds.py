@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine_service.block_pool import BlockPool
+from engine_service.compute_thread import ComputeThread
 from engine_service.engine import Engine
-from engine_service.fake_runner import FakeModel, FakeRunner
+from engine_service.fake_runner import FakeModel, FakeRunner, FakeStep
 from engine_service.kv_events import KvEvent, KvEventRecorder
 from engine_service.refusal import Refusal
-from engine_service.runner import Sampled
 from engine_service.scheduler import Scheduler
 from engine_service.scheduling_policy import SchedulingPolicy
 from engine_service.sequence import Sequence, StepPlan
+from engine_service.step_execution import OverlappedExecution
+from engine_service.step_limits import StepLimits
 from engine_service.structured_output.grammar_desk import GrammarDesk
 from shared.identifiers import RequestId, TenantId
 from shared.messages import SequenceUpdate, Submit, TokenLogprobs
@@ -35,15 +39,23 @@ class ManualClock:
 
 
 class ListeningRunner(FakeRunner):
-    """Keeps the plans that it was given, as (request id, start, number of tokens) per row."""
+    """Keeps the plans that it was given; in `steps` as (request id, start, number of tokens) per row."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.plans: list[StepPlan] = []
         self.steps: list[list[tuple[str, int, int]]] = []
 
-    def execute(self, plan: StepPlan) -> list[Sampled | None]:
+    def prepare(self, plan: StepPlan) -> FakeStep:
+        self.plans.append(plan)
         self.steps.append([(row.sequence.request_id, row.start, row.num_tokens) for row in plan.rows])
-        return super().execute(plan)
+        return super().prepare(plan)
+
+
+@functools.cache
+def compute_thread() -> ComputeThread:
+    """One for all worlds with overlap: whatever was left running there ends before the next step begins."""
+    return ComputeThread()
 
 
 @dataclass
@@ -57,6 +69,7 @@ class World:
     clock: ManualClock
     output: dict[str, list[int]] = field(default_factory=dict)
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     last_update: dict[str, SequenceUpdate] = field(default_factory=dict)
     finish_order: list[str] = field(default_factory=list)
     kv_events: list[KvEvent] = field(default_factory=list)
@@ -64,16 +77,21 @@ class World:
 
     def add(self, name: str, prompt: list[int], **options: Any) -> Submit:
         submit = make_submit(name, prompt, **options)
-        self.engine.add(submit)
-        self.output[name] = []
-        self.logprobs[name] = []
+        self.submit(submit)
         return submit
+
+    def submit(self, submit: Submit) -> None:
+        self.engine.add(submit)
+        self.output[submit.request_id] = []
+        self.logprobs[submit.request_id] = []
+        self.prompt_logprobs[submit.request_id] = []
 
     def abort(self, name: str) -> bool:
         return self.engine.abort(RequestId(name)) is not None
 
-    def step(self, aborts: tuple[str, ...] = ()) -> list[SequenceUpdate]:
-        """One step, invariants checked before and after; `aborts` arrive while the model computes."""
+    def step(self, aborts: Iterable[str] = ()) -> list[SequenceUpdate]:
+        """One step, invariants checked before and after; `aborts` arrive while the model computes, and are
+        not asked for before."""
         self.engine.check()
         outcome = self.engine.step(lambda: [RequestId(name) for name in aborts])
         self.engine.check()
@@ -81,6 +99,7 @@ class World:
         for update in outcome.updates:
             self.output[update.request_id] += update.new_token_ids
             self.logprobs[update.request_id] += update.logprobs
+            self.prompt_logprobs[update.request_id] += update.prompt_logprobs
             if update.finish_reason is not None:
                 self.finish_order.append(update.request_id)
                 self.last_update[update.request_id] = update
@@ -122,7 +141,10 @@ def make_world(
     grammars: GrammarDesk | None = None,
     vocab_size: int = VOCAB_SIZE,
     eos_token_id: int = EOS,
+    limits: StepLimits | None = None,
+    async_scheduling: bool = False,
 ) -> World:
+    """With `async_scheduling` a step is planned while the one before it computes."""
     kv_events: list[KvEvent] = []
     recorder = KvEventRecorder(block_size, kv_events.extend)
     pool = BlockPool(num_blocks, block_size, recorder)
@@ -137,12 +159,19 @@ def make_world(
         eos_token_ids=frozenset({eos_token_id}),
         enable_prefix_caching=enable_prefix_caching,
         policy=policy,
+        limits=limits,
         force_preemption_every=force_preemption_every,
     )
     runner = ListeningRunner(num_blocks, block_size, model=model)
     clock = ManualClock()
     engine = Engine(
-        scheduler, runner, vocab_size=vocab_size, grammars=grammars, kv_events=recorder, clock=clock
+        scheduler,
+        runner,
+        vocab_size=vocab_size,
+        grammars=grammars,
+        kv_events=recorder,
+        execution=OverlappedExecution(compute_thread()) if async_scheduling else None,
+        clock=clock,
     )
     return World(engine, scheduler, pool, runner, clock, kv_events=kv_events)
 
@@ -163,6 +192,7 @@ def make_submit(
     tenant: str = "acme",
     priority: int = 1,
     trace_context: dict[str, str] | None = None,
+    shares_prompt_with: str | None = None,
     **sampling: Any,
 ) -> Submit:
     return Submit(
@@ -175,6 +205,7 @@ def make_submit(
         cache_salt=cache_salt,
         trace_context=trace_context or {},
         output_token_ids=list(output),
+        shares_prompt_with=RequestId(shares_prompt_with) if shares_prompt_with is not None else None,
     )
 
 
