@@ -27,6 +27,10 @@ class EngineRow(msgspec.Struct, frozen=True):
     kv_cache_usage: float | None = None  # 0 to 1
     prompt_tokens: int | None = None
     generation_tokens: int | None = None
+    max_num_seqs_now: int | None = None
+    max_num_tokens_now: int | None = None
+    decode_step_p95_ms: float | None = None
+    meets_itl_target: bool | None = None  # None also without a target
 
 
 def engine_rows(records: Sequence[EngineRecord], stack: StackRecord | None) -> list[EngineRow]:
@@ -40,6 +44,7 @@ def engine_rows(records: Sequence[EngineRecord], stack: StackRecord | None) -> l
 
 
 def engine_table(rows: Sequence[EngineRow], stack: StackRecord | None) -> Table:
+    has_target = any(row.meets_itl_target is not None for row in rows)
     table = Table(
         Column("engine", no_wrap=True, min_width=max((len(row.engine_id) for row in rows), default=0)),
         *(
@@ -51,6 +56,7 @@ def engine_table(rows: Sequence[EngineRow], stack: StackRecord | None) -> Table:
             "prompt tokens",
             "output tokens",
             "up for",
+            *(("limits", "step p95") if has_target else ()),
         ),
         title=f"gateway {stack.url}" if stack else None,
         title_justify="left",
@@ -68,6 +74,7 @@ def engine_table(rows: Sequence[EngineRow], stack: StackRecord | None) -> Table:
             _number(row.prompt_tokens),
             _number(row.generation_tokens),
             "–" if row.epoch_age_s is None else f"{row.epoch_age_s:,.0f} s",
+            *((_limits(row), _step_time(row)) if has_target else ()),
         )
     return table
 
@@ -86,6 +93,10 @@ def _row(record: EngineRecord, *, local: bool) -> EngineRow:
         kv_cache_usage=used,
         prompt_tokens=load.prompt_tokens if load else None,
         generation_tokens=load.generation_tokens if load else None,
+        max_num_seqs_now=load.max_num_seqs_now if load else None,
+        max_num_tokens_now=load.max_num_tokens_now if load else None,
+        decode_step_p95_ms=load.decode_step_p95_ms if load else None,
+        meets_itl_target=load.meets_itl_target if load else None,
     )
 
 
@@ -98,3 +109,15 @@ def _age_s(pid: int) -> float | None:
 
 def _number(value: int | None) -> str:
     return "–" if value is None else f"{value:,}"
+
+
+def _limits(row: EngineRow) -> str:
+    if row.meets_itl_target is None:
+        return "–"
+    return f"{_number(row.max_num_seqs_now)} seqs, {_number(row.max_num_tokens_now)} tokens"
+
+
+def _step_time(row: EngineRow) -> str:
+    if row.meets_itl_target is None or row.decode_step_p95_ms is None:
+        return "–"
+    return f"{row.decode_step_p95_ms:.0f} ms{'' if row.meets_itl_target else ', target missed'}"

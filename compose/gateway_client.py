@@ -8,7 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +18,14 @@ ANSWER_TIMEOUT_S = 300.0
 
 class GatewayError(Exception):
     """The gateway could not be reached, or refused. The message is fit to be shown."""
+
+
+_WRITER = "generate"  # the runner of a model that writes, as opposed to one that makes embeddings
+
+
+def first_writer(models: Mapping[str, str]) -> str | None:
+    """Of models and their runners, the first that can be talked to."""
+    return next((name for name, runner in models.items() if runner == _WRITER), None)
 
 
 class GatewayClient:
@@ -45,12 +53,13 @@ class GatewayClient:
         finally:
             connection.close()
 
-    def models(self) -> list[str]:
-        """Names that this key may use as `model`. Raises GatewayError."""
+    def models(self) -> dict[str, str]:
+        """Names that this key may use as `model`, and the runner of each. Raises GatewayError."""
         connection = self._connection(CONNECT_TIMEOUT_S)
         try:
             response = self._send(connection, "GET", "/v1/models", None)
-            return [entry["id"] for entry in json.loads(response.read())["data"]]
+            entries = json.loads(response.read())["data"]
+            return {entry["id"]: entry.get("runner", _WRITER) for entry in entries}
         finally:
             connection.close()
 

@@ -20,7 +20,7 @@ import redis
 from compose.console import Console
 from compose.demo_key import demo_key
 from compose.engine_registry import EngineRegistry
-from compose.gateway_client import GatewayClient, GatewayError
+from compose.gateway_client import GatewayClient, GatewayError, first_writer
 from compose.greeting import greeting, url_to_dial
 from compose.kept_service import EXIT_BAD_CONFIG, KeptService, StackEvents, StackFailed
 from compose.run_directory import RunDirectory, ServicePids, StackRecord
@@ -164,12 +164,14 @@ class Supervisor:
         )
         self._write_stack()
         gateway = GatewayClient(url, key)
-        models: list[str] = []
+        models: dict[str, str] = {}
+        first_token: str | None = None
         try:
             models = await asyncio.to_thread(gateway.models)
-            first_token_s = await asyncio.to_thread(gateway.time_to_first_token_s, models[0])
-            first_token = f"{first_token_s * 1000:.0f} ms"
-        except (GatewayError, IndexError) as error:  # the stack is up all the same
+            if (writer := first_writer(models)) is not None:
+                first_token_s = await asyncio.to_thread(gateway.time_to_first_token_s, writer)
+                first_token = f"{first_token_s * 1000:.0f} ms"
+        except GatewayError as error:  # the stack is up all the same
             first_token = f"not measured ({error})"
         self._console.say(greeting(self._stack, models, ready_after_s, first_token))
 

@@ -12,18 +12,36 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine_service.offline.async_llm import AsyncLLM
+    from engine_service.offline.beam_search_request import BeamSearchOutput, BeamSearchSequence
     from engine_service.offline.failures import EngineFailedError, GenerationError
     from engine_service.offline.llm import LLM
-    from engine_service.offline.request_output import CompletionOutput, Logprob, RequestOutput
-    from engine_service.offline.sampling_params import SamplingParams, StructuredOutputsParams
+    from engine_service.offline.pooling_params import PoolingParams
+    from engine_service.offline.request_output import (
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        RequestOutput,
+    )
+    from engine_service.offline.sampling_params import (
+        BeamSearchParams,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineFailedError",
     "GenerationError",
     "Logprob",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -32,10 +50,16 @@ __all__ = [
 _MODULE_OF = {
     "LLM": "llm",
     "AsyncLLM": "async_llm",
+    "BeamSearchOutput": "beam_search_request",
+    "BeamSearchParams": "sampling_params",
+    "BeamSearchSequence": "beam_search_request",
     "CompletionOutput": "request_output",
+    "EmbeddingOutput": "request_output",
+    "EmbeddingRequestOutput": "request_output",
     "EngineFailedError": "failures",
     "GenerationError": "failures",
     "Logprob": "request_output",
+    "PoolingParams": "pooling_params",
     "RequestOutput": "request_output",
     "SamplingParams": "sampling_params",
     "StructuredOutputsParams": "sampling_params",

@@ -26,11 +26,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--parent-pid", type=int, help="end when this process, the parent, does")
     parser.add_argument("--drain-timeout", type=float, default=30.0, metavar="SECONDS")
     parser.add_argument("--force-preemption-every", type=int, default=0, metavar="STEPS", help="for tests")
+    parser.add_argument("--async-scheduling", action="store_true", help="with --source; else in the file")
     flags = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         if flags.source is not None:
-            model = ModelConfig(name=flags.model or "model", source=flags.source)
+            model = ModelConfig(
+                name=flags.model or "model",
+                source=flags.source,
+                async_scheduling=flags.async_scheduling or None,
+            )
         else:
             config = load_config(flags.config)
             model = config.model(flags.model) if flags.model else config.models[0]

@@ -6,7 +6,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine_service.kv_cache import KVCache
@@ -14,10 +16,10 @@ from engine_service.loaders.embedding import LoadedDecoder, LoadedEmbedder, Load
 from engine_service.models.decoder import DecoderModel
 from engine_service.models.encoder import TransformersEncoder
 from engine_service.models.spec import DecoderSpec
-from engine_service.pooling import Pooling, pool, wanted_rows
+from engine_service.pooling import pool, wanted_rows
 from kernels.attention_metadata import AttentionMetadata
 from kernels.dispatch import select_operators
-from shared.config import ModelConfig
+from shared.config import ModelConfig, Pooling
 from shared.errors import ConfigError, InvalidRequest
 
 
@@ -29,31 +31,21 @@ class TextModel(Protocol):
 class EmbeddingRunner:
     """Not thread-safe: one thread computes."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        loaded: LoadedEmbedder,
-        *,
-        pooling: Pooling | None = None,
-        normalises: bool = True,
-        num_threads: int = 1,
-    ) -> None:
-        """pooling: None for what the model's files declare. normalises: vectors of length 1.
-
-        Raises ConfigError if max_model_len is more than the model can.
-        """
+    def __init__(self, config: ModelConfig, loaded: LoadedEmbedder, *, num_threads: int = 1) -> None:
+        """Raises ConfigError if max_model_len is more than the model can."""
         model = loaded.model
         spec = model.spec if isinstance(model, LoadedDecoder) else model
-        self.max_model_len = config.max_model_len or spec.context_len
+        trained_len = min(spec.context_len, loaded.max_text_len or spec.context_len)
+        self.max_model_len = config.max_model_len or trained_len
         if self.max_model_len > spec.context_len:
             raise ConfigError(
                 f"max_model_len={self.max_model_len} of model {config.name!r} exceeds the "
                 f"{spec.context_len} tokens that it was trained for",
                 "max_model_len",
             )
-        self.pooling: Pooling = pooling or loaded.pooling
-        self._normalises = normalises
-        self._vocab_size = spec.vocab_size
+        self.pooling: Pooling = config.pooling or loaded.pooling
+        self.vocab_size = spec.vocab_size
+        self._normalises = config.normalize
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._model = _text_model(config, model, self.max_model_len, num_threads)
 
@@ -71,14 +63,19 @@ class EmbeddingRunner:
         vectors = [self._embed_together(group) for group in self._groups(texts)]
         return torch.cat(vectors).cpu() if vectors else torch.empty(0, 0)
 
+    def vectors(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """As `embed`, for those who do not speak torch."""
+        vectors: NDArray[np.float32] = self.embed(texts).numpy()
+        return vectors
+
     def _check(self, index: int, tokens: list[int]) -> None:
         if not 0 < len(tokens) <= self.max_model_len:
             raise InvalidRequest(
                 f"the text has {len(tokens)} tokens; the model takes 1 to {self.max_model_len}",
                 f"input[{index}]",
             )
-        if not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
-            raise InvalidRequest(f"token ids must be from 0 to {self._vocab_size - 1}", f"input[{index}]")
+        if not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
+            raise InvalidRequest(f"token ids must be from 0 to {self.vocab_size - 1}", f"input[{index}]")
 
     def _groups(self, texts: list[list[int]]) -> Iterator[list[list[int]]]:
         group: list[list[int]] = []

@@ -14,8 +14,9 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
+from typing import Generic
 
-from engine_service.sequence import Sequence
+from engine_service.scheduling_policy import QueuedT
 from shared.identifiers import RequestId, TenantId
 
 INPUT_WEIGHT = 1.0
@@ -25,18 +26,18 @@ MAX_PREEMPTIONS = 4  # of one sequence, while any other can yield instead
 MAX_IDLE_TENANTS = 10_000  # whose counters are remembered
 
 
-class _TenantQueue:
+class _TenantQueue(Generic[QueuedT]):
     """Waiting sequences of one tenant in one class: those that were preempted first, then by arrival."""
 
     def __init__(self) -> None:
-        self.sequences: OrderedDict[RequestId, Sequence] = OrderedDict()
+        self.sequences: OrderedDict[RequestId, QueuedT] = OrderedDict()
 
     @property
-    def head(self) -> Sequence:
+    def head(self) -> QueuedT:
         return next(iter(self.sequences.values()))
 
 
-class FairShare:
+class FairShare(Generic[QueuedT]):
     """A `SchedulingPolicy`; see there for what the methods promise."""
 
     def __init__(
@@ -49,29 +50,29 @@ class FairShare:
         self._clock = clock
         self._ageing_s = ageing_s
         self._max_preemptions = max_preemptions
-        self._classes: dict[int, dict[TenantId, _TenantQueue]] = {}
+        self._classes: dict[int, dict[TenantId, _TenantQueue[QueuedT]]] = {}
         self._num_waiting = 0
         self._served: OrderedDict[TenantId, float] = OrderedDict()
         self._num_active: Counter[TenantId] = Counter()  # waiting and running sequences
 
     # ------------------------------------------------------------------ the queue
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: QueuedT) -> None:
         self._activate(sequence.tenant)
         self._queue_of(sequence).sequences[sequence.request_id] = sequence
         self._num_waiting += 1
 
-    def put_back(self, sequence: Sequence) -> None:
+    def put_back(self, sequence: QueuedT) -> None:
         queue = self._queue_of(sequence).sequences
         queue[sequence.request_id] = sequence
         queue.move_to_end(sequence.request_id, last=False)
         self._num_waiting += 1
 
-    def head(self) -> Sequence | None:
+    def head(self) -> QueuedT | None:
         turns = [self._turn_of(priority, tenants) for priority, tenants in self._classes.items()]
         return min(turns, key=lambda turn: turn[0])[1] if turns else None
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: QueuedT) -> None:
         tenants = self._classes[sequence.priority]
         queue = tenants[sequence.tenant].sequences
         del queue[sequence.request_id]
@@ -81,7 +82,7 @@ class FairShare:
             if not tenants:
                 del self._classes[sequence.priority]
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[QueuedT]:
         for tenants in self._classes.values():
             for queue in tenants.values():
                 yield from queue.sequences.values()
@@ -91,13 +92,13 @@ class FairShare:
 
     # ------------------------------------------------------------------ who yields
 
-    def victim(self, candidates: list[Sequence]) -> Sequence:
+    def victim(self, candidates: list[QueuedT]) -> QueuedT:
         """The lowest class, and of it the newest; a sequence that yielded often is spared if it can be."""
         spared = [s for s in candidates if s.num_preemptions < self._max_preemptions]
         lowest = max(sequence.priority for sequence in spared or candidates)
         return next(s for s in reversed(spared or candidates) if s.priority == lowest)
 
-    def yields_to(self, head: Sequence, running: list[Sequence]) -> Sequence | None:
+    def yields_to(self, head: QueuedT, running: list[QueuedT]) -> QueuedT | None:
         """The running sequence that makes room for a waiting one of a strictly higher class, if any does.
 
         By the classes that were asked for: one that has only aged must not push anybody out, or two
@@ -110,14 +111,14 @@ class FairShare:
 
     # ------------------------------------------------------------------ what was served
 
-    def admitted(self, sequence: Sequence) -> None:
+    def admitted(self, sequence: QueuedT) -> None:
         if sequence.num_preemptions == 0:  # recomputing is our doing, not the tenant's
             self._served[sequence.tenant] += INPUT_WEIGHT * sequence.num_prompt_tokens
 
-    def generated(self, sequence: Sequence, num_tokens: int) -> None:
+    def generated(self, sequence: QueuedT, num_tokens: int) -> None:
         self._served[sequence.tenant] += OUTPUT_WEIGHT * num_tokens
 
-    def ended(self, sequence: Sequence) -> None:
+    def ended(self, sequence: QueuedT) -> None:
         self._num_active[sequence.tenant] -= 1
         if self._num_active[sequence.tenant] == 0:
             del self._num_active[sequence.tenant]
@@ -130,8 +131,8 @@ class FairShare:
     # ------------------------------------------------------------------ inside
 
     def _turn_of(
-        self, priority: int, tenants: dict[TenantId, _TenantQueue]
-    ) -> tuple[tuple[int, float], Sequence]:
+        self, priority: int, tenants: dict[TenantId, _TenantQueue[QueuedT]]
+    ) -> tuple[tuple[int, float], QueuedT]:
         """The next sequence of a class, and its rank among those of all classes: lower goes first."""
         oldest = min((queue.head for queue in tenants.values()), key=lambda sequence: sequence.arrival_s)
         num_classes_higher = int((self._clock() - oldest.arrival_s) / self._ageing_s)
@@ -142,7 +143,7 @@ class FairShare:
         sequence = tenants[tenant].head
         return (priority, sequence.arrival_s), sequence
 
-    def _queue_of(self, sequence: Sequence) -> _TenantQueue:
+    def _queue_of(self, sequence: QueuedT) -> _TenantQueue[QueuedT]:
         tenants = self._classes.setdefault(sequence.priority, {})
         return tenants.setdefault(sequence.tenant, _TenantQueue())
 

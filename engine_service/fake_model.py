@@ -8,6 +8,8 @@ It says printable ASCII, which follows from nothing but the tokens before it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine_service.fake_runner import FakeModel, FakeRunner
@@ -19,8 +21,9 @@ from shared.text_bundle import TextBundle
 
 _NUM_BYTES = 256
 _SPECIAL_TOKENS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")  # ids from 256 on
+VOCAB_SIZE = _NUM_BYTES + len(_SPECIAL_TOKENS)
 _END_ID = 256
-_DEFAULT_MAX_MODEL_LEN = 4096
+DEFAULT_MAX_MODEL_LEN = 4096
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role not in ('system', 'user', 'assistant', 'tool') %}"
@@ -34,8 +37,8 @@ _OPTIONS = {"step_delay_ms": 0.0, "eos_every": 0.0, "die_at_step": 0.0}
 
 def load_fake_model(config: ModelConfig) -> ServedModel:
     """Raises ConfigError on an option that is unknown or not a number."""
-    options = _parse_options(config.source)
-    max_model_len = config.max_model_len or _DEFAULT_MAX_MODEL_LEN
+    options = parse_options(config.source, _OPTIONS)
+    max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
     num_blocks = config.num_gpu_blocks_override or config.max_num_seqs * -(
         -max_model_len // config.block_size
     )
@@ -50,7 +53,7 @@ def load_fake_model(config: ModelConfig) -> ServedModel:
     card = ModelCard(
         name=config.name,
         architecture="FakeModel",
-        vocab_size=_NUM_BYTES + len(_SPECIAL_TOKENS),
+        vocab_size=VOCAB_SIZE,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         block_size=config.block_size,
@@ -87,13 +90,14 @@ def _printable_bytes() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(_NUM_BYTES)]
 
 
-def _parse_options(source: str) -> dict[str, float]:
-    options = dict(_OPTIONS)
+def parse_options(source: str, defaults: Mapping[str, float]) -> dict[str, float]:
+    """Raises ConfigError on an option that is none of the defaults, or not a number."""
+    options = dict(defaults)
     for assignment in filter(None, source.removeprefix("fake:").split(",")):
         name, _, value = assignment.partition("=")
         if name not in options:
             raise ConfigError(
-                f"unknown option {name!r} of a fake model; known: {', '.join(_OPTIONS)}", "source"
+                f"unknown option {name!r} of a fake model; known: {', '.join(defaults)}", "source"
             )
         try:
             options[name] = float(value)

@@ -15,17 +15,22 @@ from types import FrameType
 import zmq
 
 from engine_service.compute_thread import ComputeThread
+from engine_service.embedding_loop import EmbeddingLoop
 from engine_service.openmp import bound_openmp_spinning
 from engine_service.parent_process import die_with, is_orphan
 from engine_service.registry import Registry
-from engine_service.served_model import ServedModel, build_engine, num_compute_threads
-from engine_service.service import EngineService, ServiceEnded
+from engine_service.served_embedder import ServedEmbedder, build_embedding_engine, make_card
+from engine_service.served_model import ServedModel, build_engine, num_compute_threads, overlaps_steps
+from engine_service.service import EngineService, MakeLoop, ServiceEnded
+from engine_service.step_execution import OverlappedExecution
+from engine_service.step_loop import StepLoop
 from engine_service.tracing import RequestSpans
 from engine_service.transport.endpoint import advertised_address, bind_router, remove_socket_file
 from engine_service.transport.kv_event_publisher import KvEventPublisher
 from shared.config import ModelConfig
 from shared.errors import ConfigError, UserError
 from shared.identifiers import EngineEpoch, EngineId, fresh_epoch
+from shared.messages import EngineLoad
 from shared.redis_client import connect
 from shared.redis_schema import EngineRecord, EngineState, RedisKeys
 from shared.telemetry import Tracing, start_tracing
@@ -115,6 +120,33 @@ def load_served_model(config: ModelConfig) -> ServedModel:
     return ServedModel(runner, runner.model_card, runner.text_bundle)
 
 
+def load_served_embedder(config: ModelConfig) -> ServedEmbedder:
+    """The embedding model of `config.source`; else as `load_served_model`."""
+    if config.source.startswith(FAKE_SOURCE):
+        from engine_service.fake_embedder import load_fake_embedder
+
+        return load_fake_embedder(config)
+    bound_openmp_spinning()
+    from engine_service.embedding_runner import EmbeddingRunner
+    from engine_service.loaders.embedding import load_embedder
+    from engine_service.model_runner import use_threads
+
+    num_threads = num_compute_threads(config)
+    use_threads(num_threads)
+    loaded = load_embedder(config)
+    check_text(loaded.text_bundle)
+    runner = EmbeddingRunner(config, loaded, num_threads=num_threads)
+    card = make_card(
+        config,
+        architecture=loaded.architecture,
+        vocab_size=runner.vocab_size,
+        max_model_len=runner.max_model_len,
+        embedding_dim=runner.vectors([[0]]).shape[1],  # of a first text, whose trouble is better seen now
+        matryoshka_dimensions=loaded.matryoshka_dimensions,
+    )
+    return ServedEmbedder(runner, card, loaded.text_bundle)
+
+
 def check_text(text_bundle: TextBundle) -> None:
     """Raises ConfigError if no gateway could use the bundle: then the engine had better not start."""
     try:
@@ -155,7 +187,7 @@ class EngineProcess:
             self._address = advertised_address(bound, options.advertise)
             self._kv_events = self._bind_kv_events(context)
             self._start_registry()
-            return self._serve(self._compute.call(lambda: load_served_model(self._config)), router)
+            return self._serve(self._compute.call(self._load), router)
         finally:
             if self._registry is not None:
                 self._registry.stop()
@@ -164,7 +196,12 @@ class EngineProcess:
             context.destroy(linger=_LINGER_MS)
             remove_socket_file(options.bind)
 
-    def _serve(self, served: ServedModel, router: zmq.Socket[bytes]) -> int:
+    def _load(self) -> ServedModel | ServedEmbedder:
+        if self._config.runner == "pooling":
+            return load_served_embedder(self._config)
+        return load_served_model(self._config)
+
+    def _serve(self, served: ServedModel | ServedEmbedder, router: zmq.Socket[bytes]) -> int:
         tracing = start_tracing("headrace-engine", self._options.engine_id)
         service = self._build_service(served, router, tracing)
         gc.collect()
@@ -188,27 +225,39 @@ class EngineProcess:
             tracing.shutdown()
 
     def _build_service(
-        self, served: ServedModel, router: zmq.Socket[bytes], tracing: Tracing
+        self, served: ServedModel | ServedEmbedder, router: zmq.Socket[bytes], tracing: Tracing
     ) -> EngineService:
-        engine = build_engine(
-            self._config,
-            served,
-            publish_kv_events=self._kv_events.publish if self._kv_events is not None else None,
-            force_preemption_every=self._options.force_preemption_every,
-        )
+        make_loop, load = self._build_engine(served)
         spans = RequestSpans(tracing, self._options.engine_id) if tracing.enabled else None
         return EngineService(
-            engine,
+            make_loop,
+            load,
             served.card,
             served.text_bundle,
             router,
-            self._compute,
+            ComputeThread("loop") if overlaps_steps(self._config) else self._compute,
             engine_id=self._options.engine_id,
             epoch=self._epoch,
             max_queued_requests=self._config.max_queued_requests,
             on_ended=self._events.put,
             on_finished=spans.record if spans is not None else None,
         )
+
+    def _build_engine(self, served: ServedModel | ServedEmbedder) -> tuple[MakeLoop, EngineLoad]:
+        """What makes the loop around the engine, and the load that it begins with."""
+        epoch = self._epoch
+        if isinstance(served, ServedEmbedder):
+            embedding_engine = build_embedding_engine(self._config, served)
+            load = embedding_engine.load()
+            return lambda inbox, outbox: EmbeddingLoop(embedding_engine, inbox, outbox, epoch), load
+        engine = build_engine(
+            self._config,
+            served,
+            execution=OverlappedExecution(self._compute) if overlaps_steps(self._config) else None,
+            publish_kv_events=self._kv_events.publish if self._kv_events is not None else None,
+            force_preemption_every=self._options.force_preemption_every,
+        )
+        return lambda inbox, outbox: StepLoop(engine, inbox, outbox, epoch), engine.load()
 
     def _bind_kv_events(self, context: zmq.Context[zmq.Socket[bytes]]) -> KvEventPublisher | None:
         """None unless configured. Raises ConfigError."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from engine_service.loaders.json_file import read_json, read_json_list
+from shared.config import Pooling
 from shared.errors import ConfigError
-
-Pooling = Literal["mean", "last", "cls"]  # of all tokens, of the last one, of the first one
 
 _FLAGS: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",

@@ -45,19 +45,32 @@ class RawLogprobs:
     def of(self, token_ids: SequenceOf[int]) -> list[TokenLogprobs | None]:
         """What to tell of the chosen token of each row; None for rows that did not ask."""
         told: list[TokenLogprobs | None] = [None] * self._num_rows
-        kept = self._kept
-        if kept is None:
-            return told
-        chosen = [token_ids[row] for row in self._wanted]
-        num_top = min(max(self._wanted.values()), kept.shape[-1])
-        if isinstance(kept, np.ndarray):
-            found = look_up_on_cpu(kept, chosen, num_top)
-        else:
-            found = look_up_on_device(kept, chosen, num_top)
-        for (row, num_wanted), result in zip(self._wanted.items(), found, strict=True):
-            pairs = zip(result.top_ids[:num_wanted], map(_finite, result.top), strict=False)
-            told[row] = TokenLogprobs(token_ids[row], _finite(result.chosen), result.rank, list(pairs))
+        if self._kept is not None:
+            chosen = [token_ids[row] for row in self._wanted]
+            found = _tell(self._kept, chosen, list(self._wanted.values()))
+            for row, result in zip(self._wanted, found, strict=True):
+                told[row] = result
         return told
+
+
+def logprobs_of(
+    logits: Tensor, token_ids: SequenceOf[int], nums_top: SequenceOf[int]
+) -> Iterator[TokenLogprobs]:
+    """What to tell of one token for each row of logits, float32 `[rows, vocab]`, with so many of the best."""
+    return _tell(logits.numpy() if logits.device.type == "cpu" else logits, token_ids, nums_top)
+
+
+def _tell(
+    logits: Tensor | NDArray[np.float32], token_ids: SequenceOf[int], nums_top: SequenceOf[int]
+) -> Iterator[TokenLogprobs]:
+    num_top = min(max(nums_top), logits.shape[-1])
+    if isinstance(logits, np.ndarray):
+        found = look_up_on_cpu(logits, token_ids, num_top)
+    else:
+        found = look_up_on_device(logits, token_ids, num_top)
+    for token_id, num_wanted, result in zip(token_ids, nums_top, found, strict=True):
+        pairs = zip(result.top_ids[:num_wanted], map(_finite, result.top), strict=False)
+        yield TokenLogprobs(token_id, _finite(result.chosen), result.rank, list(pairs))
 
 
 def look_up_on_cpu(

@@ -4,10 +4,30 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from engine_service.sequence import Sequence
-from shared.identifiers import RequestId
+from shared.identifiers import RequestId, TenantId
+
+
+class Queued(Protocol):
+    """What decides whose turn it is: of a sequence, or of a text that is to be embedded."""
+
+    @property
+    def request_id(self) -> RequestId: ...
+    @property
+    def tenant(self) -> TenantId: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def arrival_s(self) -> float: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_preemptions(self) -> int: ...
+
+
+QueuedT = TypeVar("QueuedT", bound=Queued)
 
 
 class SchedulingPolicy(Protocol):
@@ -48,44 +68,44 @@ class SchedulingPolicy(Protocol):
     def __len__(self) -> int: ...
 
 
-class FirstComeFirstServed:
+class FirstComeFirstServed(Generic[QueuedT]):
     """Arrival order; the newest running sequence yields and returns to the head.
 
     So the running sequences are always older than the waiting ones, and in arrival order.
     """
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[RequestId, Sequence] = OrderedDict()  # removal by id is O(1)
+        self._waiting: OrderedDict[RequestId, QueuedT] = OrderedDict()  # removal by id is O(1)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: QueuedT) -> None:
         self._waiting[sequence.request_id] = sequence
 
-    def put_back(self, sequence: Sequence) -> None:
+    def put_back(self, sequence: QueuedT) -> None:
         self._waiting[sequence.request_id] = sequence
         self._waiting.move_to_end(sequence.request_id, last=False)
 
-    def head(self) -> Sequence | None:
+    def head(self) -> QueuedT | None:
         return next(iter(self._waiting.values()), None)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: QueuedT) -> None:
         del self._waiting[sequence.request_id]
 
-    def victim(self, candidates: list[Sequence]) -> Sequence:
+    def victim(self, candidates: list[QueuedT]) -> QueuedT:
         return candidates[-1]
 
-    def yields_to(self, head: Sequence, running: list[Sequence]) -> Sequence | None:
+    def yields_to(self, head: QueuedT, running: list[QueuedT]) -> QueuedT | None:
         return None
 
-    def admitted(self, sequence: Sequence) -> None:
+    def admitted(self, sequence: QueuedT) -> None:
         pass
 
-    def generated(self, sequence: Sequence, num_tokens: int) -> None:
+    def generated(self, sequence: QueuedT, num_tokens: int) -> None:
         pass
 
-    def ended(self, sequence: Sequence) -> None:
+    def ended(self, sequence: QueuedT) -> None:
         pass
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[QueuedT]:
         return iter(self._waiting.values())
 
     def __len__(self) -> int:

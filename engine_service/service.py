@@ -1,6 +1,6 @@
 """An engine behind its socket: three threads, so that the wire never waits for a step.
 
-    gateways <--> ROUTER <- Router thread -> Inbox -> step loop -> Outbox -> output thread -> Router thread
+    gateways <--> ROUTER <- Router thread -> Inbox -> request loop -> Outbox -> output thread -> Router thread
 
 The Router thread alone touches the ROUTER socket. The output thread encodes, and hands frames to it
 over an in-process PUSH/PULL pair, which is the queue and the wake-up in one.
@@ -12,12 +12,13 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import zmq
 
 from engine_service.compute_thread import ComputeThread
-from engine_service.engine import Engine, Timeline
-from engine_service.step_loop import StepLoop
+from engine_service.engine import Timeline
+from engine_service.request_loop import RequestLoop
 from engine_service.transport.inbox import DrainRequested, Inbox
 from engine_service.transport.outbox import MAX_QUEUED_ITEMS, TO_ALL, Answer, Outbox
 from engine_service.transport.router import Router
@@ -44,19 +45,23 @@ class ServiceEnded:
     error: BaseException | None
 
 
+MakeLoop = Callable[[Inbox, Outbox], RequestLoop[Any]]
+
+
 class EngineService:
     """Runs an engine for the gateways that connect to `router`, a bound socket that it takes over.
 
-    The step loop runs in `compute`, the thread that has loaded the model.
+    Its loop runs in `loop_thread`: that which has loaded the model, unless the steps are computed elsewhere.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        make_loop: MakeLoop,
+        load: EngineLoad,
         card: ModelCard,
         text_bundle: TextBundle,
         router: zmq.Socket[bytes],
-        compute: ComputeThread,
+        loop_thread: ComputeThread,
         *,
         engine_id: EngineId,
         epoch: EngineEpoch,
@@ -64,7 +69,9 @@ class EngineService:
         on_ended: Callable[[ServiceEnded], None],
         on_finished: Callable[[Timeline], None] | None = None,
     ) -> None:
-        """`max_queued_requests` bounds those that arrive during one step, as it bounds the engine's queue.
+        """`load` is that of the engine before its first request.
+
+        `max_queued_requests` bounds those that arrive during one step, as it bounds the engine's queue.
 
         `on_ended` is called by one of the threads, then `close` must be called by another.
         """
@@ -75,15 +82,15 @@ class EngineService:
         self._text_bundle_hash = text_bundle.content_hash
         pull, push = _wire(router.context)
         self._inbox = Inbox(max_queued_requests)
-        self._outbox = Outbox(push, epoch, engine.load(), on_finished)
+        self._outbox = Outbox(push, epoch, load, on_finished)
         self._router = Router(router, pull, self._inbox, self._hello_to)
-        self._step_loop = StepLoop(engine, self._inbox, self._outbox, epoch)
+        self._loop = make_loop(self._inbox, self._outbox)
         self._on_ended = on_ended
         self._threads = [
             threading.Thread(target=self._run, args=(role.run,), name=name, daemon=True)
             for name, role in (("router", self._router), ("output", self._outbox))
         ]
-        self._compute = compute
+        self._loop_thread = loop_thread
 
     @property
     def load(self) -> EngineLoad:
@@ -92,7 +99,7 @@ class EngineService:
 
     @property
     def stalled_for_s(self) -> float:
-        return self._step_loop.stalled_for_s
+        return self._loop.stalled_for_s
 
     def give_up(self, reason: str) -> None:
         """Tells all gateways that nothing they wait for will come."""
@@ -101,7 +108,7 @@ class EngineService:
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
-        self._compute.start(lambda: self._run(self._step_loop.run))
+        self._loop_thread.start(lambda: self._run(self._loop.run))
 
     def drain(self, limit_s: float) -> None:
         """Refuses new requests; the service ends when the accepted ones have, or after `limit_s`."""
@@ -112,7 +119,7 @@ class EngineService:
         self._outbox.stop()
         for thread in self._threads:
             thread.join(_LAST_WORDS_S)
-        self._compute.join(_LAST_WORDS_S)
+        self._loop_thread.join(_LAST_WORDS_S)
 
     def _run(self, role: Callable[[], None]) -> None:
         """Body of each thread: whatever ends one of them ends the service."""
@@ -120,7 +127,7 @@ class EngineService:
             role()
         except BaseException as error:  # nothing at all may leave the engine half alive
             logger.critical("the %s thread failed", threading.current_thread().name, exc_info=True)
-            if role == self._step_loop.run:  # the other two are what could tell anybody
+            if role == self._loop.run:  # the other two are what could tell anybody
                 self._outbox.put(Answer(TO_ALL, Dead(self._epoch, f"{type(error).__name__}: {error}")))
             self._on_ended(ServiceEnded(error))
         else:

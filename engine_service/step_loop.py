@@ -1,54 +1,29 @@
-"""The thread that computes: takes events in, makes steps, hands answers out."""
+"""The loop of a generating engine: step after step while there is something to compute."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable
 
 from engine_service.engine import Engine, StepOutcome
 from engine_service.refusal import Refusal
+from engine_service.request_loop import RequestLoop
 from engine_service.transport.inbox import (
-    AbortReceived,
-    DrainRequested,
+    EmbedReceived,
     GatewayAddress,
-    GatewayLost,
-    Inbox,
     InboxEvent,
     SubmitReceived,
     WakeUp,
 )
-from engine_service.transport.outbox import TO_ALL, Answer, Outbox, StepAnswers
-from shared.identifiers import EngineEpoch, RequestId
-from shared.messages import Bye, Reject, RejectCode, SequenceUpdate
+from engine_service.transport.outbox import StepAnswers
+from shared.messages import SequenceUpdate
 
 logger = logging.getLogger(__name__)
 
 _DEADLINE_CHECK_S = 0.1  # deadlines are looked at in steps; this often when there are none to make
 
 
-class StepLoop:
-    """Owns the engine, and knows which gateway each request belongs to."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        inbox: Inbox,
-        outbox: Outbox,
-        epoch: EngineEpoch,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._engine = engine
-        self._inbox = inbox
-        self._outbox = outbox
-        self._epoch = epoch
-        self._clock = clock
-        self._gateway_of: dict[RequestId, GatewayAddress] = {}
-        self._drain_until_s: float | None = None
-        self._stalled_since_s: float | None = None
-
+class StepLoop(RequestLoop[Engine]):
     def run(self) -> None:
-        """Until the engine is drained. A step that fails raises, and ends the engine with it."""
         self._engine.wake_with(lambda: self._inbox.put(WakeUp()))
         try:
             self._run_until_drained()
@@ -65,19 +40,13 @@ class StepLoop:
                 self._publish(outcome)
         self._give_up()
 
-    @property
-    def stalled_for_s(self) -> float:
-        """How long there has been something to compute without a step being done. For other threads."""
-        since_s = self._stalled_since_s
-        return 0.0 if since_s is None else self._clock() - since_s
-
     def _step(self) -> StepOutcome:
         if self._engine.only_awaits_grammars:
             self._stalled_since_s = None  # their own time-out looks after these
         elif self._stalled_since_s is None:
             self._stalled_since_s = self._clock()
         outcome = self._engine.step(self._poll_aborts)
-        if outcome.did_compute:
+        if outcome.did_compute or not self._engine.has_work:  # all that was there may have expired
             self._stalled_since_s = None
         return outcome
 
@@ -87,56 +56,22 @@ class StepLoop:
             return self._inbox.take(wait=True, timeout_s=_DEADLINE_CHECK_S)
         return self._inbox.take(wait=not self._engine.has_work and self._drain_until_s is None)
 
-    def _handle(self, event: InboxEvent) -> None:
-        match event:
-            case SubmitReceived():
-                self._accept(event)
-            case AbortReceived():
-                for request_id in self._own(event):
-                    self._abort(request_id)
-            case GatewayLost():
-                for request_id in [key for key, owner in self._gateway_of.items() if owner == event.gateway]:
-                    self._abort(request_id)
-            case DrainRequested():
-                self._drain_until_s = self._clock() + event.limit_s
-                self._outbox.put(Answer(TO_ALL, Bye(self._epoch)))
-            case WakeUp():
-                pass  # the next step looks for what has come
+    def _take_submit(self, event: SubmitReceived) -> None:
+        submit = event.submit
+        self._accept(event.gateway, submit.request_id, lambda: self._engine.add(submit, event.received_s))
 
-    def _accept(self, event: SubmitReceived) -> None:
-        request_id = event.submit.request_id
-        if self._drain_until_s is not None:
-            self._reject(event.gateway, request_id, "draining", "the engine is about to stop")
-            return
-        try:
-            self._engine.add(event.submit, event.received_s)
-        except Refusal as refusal:
-            self._reject(event.gateway, request_id, refusal.code, refusal.message, refusal.param)
-        else:
-            self._gateway_of[request_id] = event.gateway
+    def _take_embed(self, event: EmbedReceived) -> None:
+        refusal = Refusal("invalid_request", "this engine generates text and makes no embeddings", "model")
+        self._reject(event.gateway, event.embed.request_id, refusal)
 
-    def _own(self, event: AbortReceived) -> list[RequestId]:
-        """Those of the ids that run here for the gateway that asks."""
-        named_once = dict.fromkeys(event.request_ids)
-        return [key for key in named_once if self._gateway_of.get(key) == event.gateway]
-
-    def _poll_aborts(self) -> Iterable[RequestId]:
-        """Called by the engine right after the model has returned; it aborts what is named here."""
-        for event in self._inbox.take_fast_aborts():
-            for request_id in self._own(event):
-                del self._gateway_of[request_id]
-                yield request_id
-
-    def _abort(self, request_id: RequestId) -> None:
-        del self._gateway_of[request_id]
-        timeline = self._engine.abort(request_id)
-        if timeline is not None:
-            self._outbox.put(StepAnswers({}, self._outbox.load, [timeline]))
+    def _reset_prefix_cache(self) -> None:
+        num_forgotten = self._engine.reset_prefix_cache()
+        logger.info("the prefix cache was reset: %d blocks were forgotten", num_forgotten)
 
     def _publish(self, outcome: StepOutcome) -> None:
         for request_id, refusal in outcome.refusals:
             if (address := self._gateway_of.pop(request_id, None)) is not None:
-                self._reject(address, request_id, refusal.code, refusal.message, refusal.param)
+                self._reject(address, request_id, refusal)
         updates: dict[GatewayAddress, list[SequenceUpdate]] = {}
         for update in outcome.updates:
             gateway = self._gateway_of.get(update.request_id)
@@ -147,27 +82,3 @@ class StepLoop:
                 del self._gateway_of[update.request_id]
         if updates or outcome.finished:
             self._outbox.put(StepAnswers(updates, self._outbox.load, outcome.finished))
-
-    def _is_drained(self) -> bool:
-        if self._drain_until_s is None:
-            return False
-        return not self._engine.has_work or self._clock() >= self._drain_until_s
-
-    def _give_up(self) -> None:
-        """Ends what did not finish within the drain limit, so that gateways can carry on elsewhere."""
-        if self._gateway_of:
-            logger.warning("drain limit reached with %d requests unfinished", len(self._gateway_of))
-        for request_id, gateway in list(self._gateway_of.items()):
-            self._reject(gateway, request_id, "draining", "the engine stopped before the request was done")
-            self._abort(request_id)
-        self._outbox.load = self._engine.load()
-
-    def _reject(
-        self,
-        gateway: GatewayAddress,
-        request_id: RequestId,
-        code: RejectCode,
-        message: str,
-        param: str | None = None,
-    ) -> None:
-        self._outbox.put(Answer(gateway, Reject(request_id, code, message, param)))

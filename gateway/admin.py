@@ -7,8 +7,15 @@ import hmac
 import msgspec
 from aiohttp import web
 
-from gateway.errors import invalid_api_key
+from gateway.engine_link import LinkState
+from gateway.errors import invalid_api_key, invalid_request, model_not_found
+from gateway.openai.body import read_json
+from gateway.openai.schema import Body, check_body
 from gateway.services import Services
+
+
+class ResetBody(Body):
+    model: str | None = None  # as configured, not as routed; None: of all models
 
 
 class AdminEndpoint:
@@ -37,6 +44,33 @@ class AdminEndpoint:
             ],
         }
         return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+
+    async def reset_prefix_cache(self, request: web.Request) -> web.Response:
+        """Has the engines forget what they cached, all or those of one model; says how many were told."""
+        self._authorize(request)
+        document = await read_json(request, self._services.config.gateway) if request.can_read_body else {}
+        body = check_body(ResetBody, document)
+        if body.model is not None:
+            self._check_has_cache(body.model)
+        told = [
+            link
+            for link in self._services.pool.links
+            if link.state in (LinkState.READY, LinkState.DRAINING)
+            and link.card.runner == "generate"
+            and body.model in (None, link.model)
+        ]
+        for link in told:
+            link.reset_prefix_cache()
+        return web.Response(
+            body=msgspec.json.encode({"engines_told": len(told)}), content_type="application/json"
+        )
+
+    def _check_has_cache(self, name: str) -> None:
+        configured = {model.name: model for model in self._services.config.models}
+        if name not in configured:
+            raise model_not_found(name)
+        if configured[name].runner == "pooling":
+            raise invalid_request(f"The model {name!r} makes embeddings and caches nothing.", "model")
 
     def _authorize(self, request: web.Request) -> None:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")

@@ -14,13 +14,15 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from gateway.mailbox import Mailbox
+from gateway.mailbox import Mailbox, VectorMailbox
 from shared.identifiers import EngineEpoch, EngineId, GatewayId, RequestId
 from shared.messages import (
     PROTOCOL_VERSION,
     Abort,
     Bye,
     Dead,
+    Embed,
+    Embedded,
     EngineHello,
     EngineLoad,
     FromEngine,
@@ -30,12 +32,15 @@ from shared.messages import (
     ModelCard,
     ProtocolError,
     Reject,
+    ResetPrefixCache,
+    SequenceUpdate,
     StepResult,
     Submit,
     decode,
     encode,
 )
 from shared.redis_schema import EngineRecord
+from shared.sampling import SamplingParams
 from shared.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -72,18 +77,19 @@ class LinkState(enum.Enum):
 
 
 class _Running:
-    """A sequence that runs on this engine, and what it weighs in balancing."""
+    """A sequence that runs on this engine, or an Embed, and what it weighs in balancing."""
 
     __slots__ = ("cost_tokens", "mailbox")
 
-    def __init__(self, mailbox: Mailbox, cost_tokens: int) -> None:
+    def __init__(self, mailbox: Mailbox | VectorMailbox, cost_tokens: int) -> None:
         self.mailbox = mailbox
         self.cost_tokens = cost_tokens
 
 
-def cost_of(num_prompt_tokens: int, max_tokens: int) -> int:
-    """Tokens that a request is expected to cost, before anything is known about its answer."""
-    return num_prompt_tokens + min(max_tokens, EXPECTED_OUTPUT_TOKENS)
+def cost_of(num_prompt_tokens: int, sampling: SamplingParams) -> int:
+    """Tokens that a sequence is expected to cost, before anything is known about its answer."""
+    num_beams = 1 if sampling.beam_search is None else sampling.beam_search.width
+    return num_prompt_tokens + num_beams * min(sampling.max_tokens, EXPECTED_OUTPUT_TOKENS)
 
 
 class EngineLink:
@@ -144,17 +150,26 @@ class EngineLink:
 
     def submit(self, message: Submit, mailbox: Mailbox) -> None:
         """Starts a sequence. Its updates go to the mailbox until it ends or is aborted."""
-        assert self.state is LinkState.READY, f"submit to an engine that is {self.state.name}"
-        cost = cost_of(len(message.prompt_token_ids), message.sampling.max_tokens)
-        self._running[message.request_id] = _Running(mailbox, cost)
-        self.outstanding_tokens += cost
-        self._send(message)
+        self._start(message, mailbox, cost_of(len(message.prompt_token_ids), message.sampling))
+
+    def embed(self, message: Embed, mailbox: VectorMailbox) -> None:
+        """Starts the embedding of some texts. Their vectors go to the mailbox, unless it is aborted."""
+        self._start(message, mailbox, sum(map(len, message.token_id_lists)))
+
+    def reset_prefix_cache(self) -> None:
+        self._send(ResetPrefixCache())
 
     def abort(self, request_ids: list[RequestId]) -> None:
-        """Ends those of the sequences that still run here; idempotent."""
+        """Ends those of the sequences and Embeds that still run here; idempotent."""
         running = [request_id for request_id in request_ids if self._forget(request_id)]
         if running and self.state is not LinkState.LOST:
             self._send(Abort(running))
+
+    def _start(self, message: Submit | Embed, mailbox: Mailbox | VectorMailbox, cost: int) -> None:
+        assert self.state is LinkState.READY, f"a request for an engine that is {self.state.name}"
+        self._running[message.request_id] = _Running(mailbox, cost)
+        self.outstanding_tokens += cost
+        self._send(message)
 
     async def run(self) -> None:
         """Serves the link until the engine is lost, then fails what still ran."""
@@ -186,12 +201,10 @@ class EngineLink:
             case StepResult():
                 self._note(message.load)
                 for update in message.updates:
-                    running = self._running.get(update.request_id)
-                    if running is None:
-                        continue  # aborted while this was on its way
-                    running.mailbox.put(update)
-                    if update.finish_reason is not None:
-                        self._forget(update.request_id)
+                    self._deliver(update)
+            case Embedded():
+                self._note(message.load)
+                self._deliver(message)
             case Heartbeat():
                 self._note(message.load)
             case Reject():
@@ -207,6 +220,22 @@ class EngineLink:
                 raise EngineLostError(f"it died: {message.reason}", by_a_step=True)
             case _:
                 raise EngineLostError(f"it sent a {type(message).__name__}, which only gateways send")
+
+    def _deliver(self, answer: SequenceUpdate | Embedded) -> None:
+        running = self._running.get(answer.request_id)
+        if running is None:
+            return  # aborted while this was on its way
+        match running.mailbox, answer:
+            case Mailbox() as mailbox, SequenceUpdate() as update:
+                mailbox.put(update)
+                is_last = update.finish_reason is not None
+            case VectorMailbox() as mailbox, Embedded() as embedded:
+                mailbox.put(embedded)
+                is_last = True
+            case _:
+                raise EngineLostError(f"it sent a {type(answer).__name__} for another kind of request")
+        if is_last:
+            self._forget(answer.request_id)
 
     def _note(self, load: EngineLoad) -> None:
         is_idle = load.num_running + load.num_waiting == 0

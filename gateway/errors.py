@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from shared.errors import UserError
+from shared.messages import Reject
 
 
 class ApiError(Exception):
@@ -129,3 +130,20 @@ def timed_out(message: str) -> ApiError:
 
 def internal_error() -> ApiError:
     return ApiError(500, "The server had an error.", kind="api_error", code="internal_error")
+
+
+def from_reject(reject: Reject, param: str = "prompt") -> ApiError:
+    """An engine's no. `param`: the field that holds what was too long, if the engine does not name it."""
+    match reject.code:
+        case "queue_full":
+            return overloaded(reject.message)
+        case "invalid_request":
+            return invalid_request(reject.message, reject.param)
+        case "context_length_exceeded":
+            return context_length_exceeded(reject.message, reject.param or param)
+        case "draining":
+            return unavailable(reject.message)
+        case "internal_error":
+            return upstream_error(reject.message)
+        case "timed_out":
+            return timed_out(reject.message)

@@ -3,45 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+import functools
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from opentelemetry import trace
 
-from gateway.balancer import Balancer, Choice
-from gateway.engine_link import EngineLink, EngineLostError, EngineRejectedError, cost_of
-from gateway.engine_pool import EnginePool
-from gateway.errors import (
-    ApiError,
-    context_length_exceeded,
-    invalid_request,
-    overloaded,
-    timed_out,
-    unavailable,
-    upstream_error,
-)
+from gateway import long_work
+from gateway.balancer import Choice
+from gateway.engine_link import EngineLostError, EngineRejectedError, cost_of
+from gateway.errors import from_reject, timed_out, upstream_error
 from gateway.mailbox import Mailbox, MailboxOverflowError, PendingUpdate
-from gateway.scored_token import ScoredToken, score
+from gateway.placement import Placement
+from gateway.prompt_answer import Echo, PromptAnswer
+from gateway.scored_token import RankedToken, ScoredToken, TextPosition, score
 from shared.detokenizer import IncrementalDetokenizer
 from shared.identifiers import RequestId, TenantId, fresh_request_id
-from shared.messages import FinishReason, Reject, Submit, TokenLogprobs
+from shared.messages import FinishReason, Submit, TokenLogprobs
 from shared.sampling import MAX_SEED, SamplingParams
 from shared.telemetry import inject
 from shared.tokenizer import Tokenizer
-
-PRIORITY_NUMBERS = {"interactive": 0, "standard": 1, "batch": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     token_ids: list[int]
     prefix_hash: str | None  # see gateway/affinity.py; None if there is no full block to share
+    echo: Echo | None = None  # what its answers begin with, if they are to repeat it
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """What is to be generated, with everything checked. `num_choices` sequences for each prompt."""
+    """What is to be generated, with everything checked. `num_choices` for each prompt: each a sequence of
+    its own, or all of them the best beams of one search."""
 
     model: str
     prompts: Sequence[Prompt]
@@ -53,6 +48,9 @@ class GenerationPlan:
     tenant: TenantId
     priority: int
     cache_salt: str
+    tells_logprobs: bool = False  # what `sampling` asks of the engine may be for our own use
+    num_prompt_logprobs: int | None = None  # alternatives to tell beside each prompt token; None: no scores
+    keeps_output: bool = True  # False: the answer ends with the prompt, whatever the engine generates
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +61,10 @@ class TextDelta:
     text: str
     finish_reason: FinishReason | None
     logprobs: list[ScoredToken] = field(default_factory=list)  # of all tokens it counts; empty: not asked for
+    num_tokens: int = 0  # generated ones that it counts
+    logprob_sum: float = 0.0  # of these, if the engine was asked for them
+    # of the first update, if asked for: of each prompt token but the first
+    prompt_logprobs: list[list[RankedToken]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +80,38 @@ class _Continuation:
 
     index: int
     prompt: Prompt
+    prompt_answer: PromptAnswer  # shared by all choices of this prompt
+    leader: RequestId | None  # the first choice of this prompt, whose work the others share
     detokenizer: IncrementalDetokenizer
     tokenizer: Tokenizer
-    num_scored_characters: int = 0
+    position: TextPosition
+    tells_logprobs: bool
+    keeps_output: bool
+    has_begun: bool = False
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
 
     def apply(self, update: PendingUpdate) -> TextDelta:
-        token_ids = update.new_token_ids
         self.num_cached_tokens = update.num_cached_tokens or self.num_cached_tokens
+        self.prompt_answer.take(update.prompt_logprobs)
+        if self.keeps_output:
+            delta = self._continue(update)
+        else:
+            self.finish_reason = "length"
+            delta = TextDelta(self.index, "", self.finish_reason)
+        if self.has_begun:
+            return delta
+        self.has_begun = True
+        return replace(
+            delta,
+            text=self.prompt_answer.text + delta.text,
+            logprobs=self.prompt_answer.echoed + delta.logprobs,
+            prompt_logprobs=self.prompt_answer.ranked,
+        )
+
+    def _continue(self, update: PendingUpdate) -> TextDelta:
+        token_ids = update.new_token_ids
         # The token that ended the sequence is counted, but is not part of the answer.
         shown = token_ids[:-1] if update.stop_token_id is not None else token_ids
         text = self.detokenizer.append(shown)
@@ -95,19 +119,27 @@ class _Continuation:
         num_hidden = 0 if self.detokenizer.stopped else len(token_ids) - len(shown)
         num_before = self.num_output_tokens
         self.num_output_tokens = self.detokenizer.num_tokens + num_hidden
-        logprobs = self._score(update.logprobs[: self.num_output_tokens - num_before])
+        num_tokens = self.num_output_tokens - num_before
+        logprobs = update.logprobs[:num_tokens]
         self.finish_reason = "stop" if self.detokenizer.stopped else update.finish_reason
         if self.finish_reason is not None:
             text += self.detokenizer.finish()
             if self.detokenizer.stopped:  # by a stop string that only the last, held-back text completed
                 self.finish_reason = "stop"
-        return TextDelta(self.index, text, self.finish_reason, logprobs)
+        return TextDelta(
+            self.index,
+            text,
+            self.finish_reason,
+            self._score(logprobs) if self.tells_logprobs else [],
+            num_tokens,
+            sum(one.logprob for one in logprobs),
+        )
 
     def _score(self, logprobs: Sequence[TokenLogprobs]) -> list[ScoredToken]:
         scored = []
         for one in logprobs:
-            scored.append(score(one, self.tokenizer, self.num_scored_characters))
-            self.num_scored_characters += len(scored[-1].text)
+            scored.append(score(one, self.tokenizer, self.position.offset))
+            self.position.pass_over(one.token_id)
         return scored
 
 
@@ -117,42 +149,33 @@ class Generation:
     def __init__(
         self,
         plan: GenerationPlan,
-        pool: EnginePool,
-        balancer: Balancer,
+        placement: Placement,
         span: trace.Span,
         first_token_timeout_s: float,
-        on_placed: Callable[[Choice], None],
     ) -> None:
         self._plan = plan
-        self._pool = pool
-        self._balancer = balancer
+        self._placement = placement
         self._span = span
         self._first_token_timeout_s = first_token_timeout_s
-        self._on_placed = on_placed
-        self._continuations: dict[RequestId, _Continuation] = {}
+        self._continuations: dict[RequestId, list[_Continuation]] = {}  # one, or those of a beam search
         self._mailbox: Mailbox | None = None
-        self._link: EngineLink | None = None
         self._has_tokens = False
-        self._has_moved = False
-        self.choice: Choice | None = None
+
+    @property
+    def choice(self) -> Choice | None:
+        return self._placement.choice
 
     def start(self) -> None:
         """Chooses an engine and submits every sequence. Raises ApiError 503 when there is none."""
-        engines = self._pool.ready(self._plan.model)
-        if not engines:
-            raise unavailable(f"No engine is ready for the model {self._plan.model!r}.")
-        num_sequences = self._plan.num_choices
-        max_tokens = self._plan.sampling.max_tokens
-        cost = sum(cost_of(len(p.token_ids), max_tokens) * num_sequences for p in self._plan.prompts)
-        self.choice = self._balancer.choose(engines, self._plan.prompts[0].prefix_hash, cost)
-        self._on_placed(self.choice)
-        link = next(engine for engine in engines if engine.engine_id == self.choice.engine_id)
-        self._link = link
+        sampling = self._plan.sampling
+        num_sequences = self._plan.num_choices if sampling.beam_search is None else 1
+        cost = sum(cost_of(len(p.token_ids), sampling) * num_sequences for p in self._plan.prompts)
+        link = self._placement.choose(self._plan.prompts[0].prefix_hash, cost)
         self._continuations = self._make_continuations(link.tokenizer)
-        self._mailbox = Mailbox(dict.fromkeys(self._continuations, max_tokens))
+        self._mailbox = Mailbox(dict.fromkeys(self._continuations, sampling.max_tokens))
         trace_context = inject(self._span)
-        for request_id, continuation in self._continuations.items():
-            link.submit(self._message(request_id, continuation, trace_context), self._mailbox)
+        for request_id, continuations in self._continuations.items():
+            link.submit(self._message(request_id, continuations[0], trace_context), self._mailbox)
 
     async def deltas(self) -> AsyncIterator[list[TextDelta]]:
         """Text as it comes, until every choice has ended. Raises ApiError."""
@@ -161,11 +184,8 @@ class Generation:
             try:
                 pending = await self._take()
             except EngineLostError as error:
-                may_move = not (self._has_tokens or self._has_moved or error.by_a_step)
-                if not (may_move and self._pool.ready(self._plan.model)):
+                if self._has_tokens or not self._placement.may_move(error):
                     raise upstream_error(f"The request was interrupted: {error}.") from error
-                # Nothing was shown yet, and another engine is there.
-                self._has_moved = True  # once: a request that kills engines must not kill them all
                 self.start()
                 unfinished = set(self._continuations)
                 continue
@@ -175,9 +195,13 @@ class Generation:
                     continue  # tokens behind a stop string
                 if update.finish_reason == "abort":  # not by us: we no longer listen to what we aborted
                     raise upstream_error("The engine ended the request before it was complete.")
-                delta = self._continuations[request_id].apply(update)
-                deltas.append(delta)
-                if delta.finish_reason is not None:
+                num_tokens = sum(len(beam.token_ids) for beam in update.beams) + len(update.prompt_logprobs)
+                its_deltas = await long_work.do(
+                    functools.partial(self._apply, self._continuations[request_id], update),
+                    is_long=num_tokens > long_work.MANY_SCORED_TOKENS,
+                )
+                deltas += its_deltas
+                if its_deltas and its_deltas[-1].finish_reason is not None:
                     unfinished.discard(request_id)
                     if update.finish_reason is None:  # a stop string: only we know
                         self._abort([request_id])
@@ -190,13 +214,27 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        continuations = self._continuations.values()
-        cached = {id(c.prompt): c.num_cached_tokens for c in continuations}
+        continuations = [each for group in self._continuations.values() for each in group]
+        # Of the first choice of each prompt: the others find what that one has computed.
+        cached = {id(c.prompt): c.num_cached_tokens for c in reversed(continuations)}
         return Usage(
             prompt_tokens=sum(len(prompt.token_ids) for prompt in self._plan.prompts),
             completion_tokens=sum(c.num_output_tokens for c in continuations),
             cached_tokens=sum(cached.values()),
         )
+
+    def _apply(self, continuations: list[_Continuation], update: PendingUpdate) -> list[TextDelta]:
+        if self._plan.sampling.beam_search is None:
+            return [continuation.apply(update) for continuation in continuations]
+        for continuation in continuations:
+            continuation.num_cached_tokens = update.num_cached_tokens or continuation.num_cached_tokens
+        if update.finish_reason is not None and not update.beams:
+            raise upstream_error("The engine ended a beam search and told no beams.")
+        # Of a small vocabulary there may be fewer beams than were asked for.
+        return [
+            continuation.apply(PendingUpdate.of_beam(beam))
+            for continuation, beam in zip(continuations, update.beams, strict=False)
+        ]
 
     async def _take(self) -> dict[RequestId, PendingUpdate]:
         assert self._mailbox is not None, "start comes first"
@@ -209,16 +247,25 @@ class Generation:
         except TimeoutError as error:
             raise timed_out("The engine did not produce a first token in time.") from error
         except EngineRejectedError as error:
-            raise _from_reject(error.reject) from error
+            raise from_reject(error.reject) from error
         except MailboxOverflowError as error:
             raise upstream_error(f"The request failed: {error}.") from error
         self._has_tokens = True
         return pending
 
-    def _make_continuations(self, tokenizer: Tokenizer) -> dict[RequestId, _Continuation]:
+    def _make_continuations(self, tokenizer: Tokenizer) -> dict[RequestId, list[_Continuation]]:
         plan = self._plan
-        continuations: dict[RequestId, _Continuation] = {}
+        continuations: dict[RequestId, list[_Continuation]] = {}
+        index = 0
         for prompt in plan.prompts:
+            leader: RequestId | None = None
+            prompt_answer = PromptAnswer(
+                prompt.token_ids,
+                prompt.echo,
+                tokenizer,
+                num_logprobs=plan.sampling.logprobs if plan.tells_logprobs else None,
+                num_prompt_logprobs=plan.num_prompt_logprobs,
+            )
             for _ in range(plan.num_choices):
                 detokenizer = IncrementalDetokenizer(
                     tokenizer,
@@ -228,8 +275,24 @@ class Generation:
                     skip_special_tokens=plan.skip_special_tokens,
                     min_tokens=plan.sampling.min_tokens,
                 )
-                continuation = _Continuation(len(continuations), prompt, detokenizer, tokenizer)
-                continuations[fresh_request_id()] = continuation
+                continuation = _Continuation(
+                    index,
+                    prompt,
+                    prompt_answer,
+                    leader,
+                    detokenizer,
+                    tokenizer,
+                    TextPosition(tokenizer, len(prompt_answer.text)),
+                    plan.tells_logprobs,
+                    plan.keeps_output,
+                )
+                index += 1
+                if leader is not None and plan.sampling.beam_search is not None:
+                    continuations[leader].append(continuation)
+                    continue
+                request_id = fresh_request_id()
+                continuations[request_id] = [continuation]
+                leader = leader or request_id
         return continuations
 
     def _message(
@@ -239,6 +302,8 @@ class Generation:
         if continuation.index:  # choices of one request must differ, and be the same when replayed
             seed = (sampling.seed + continuation.index) % (MAX_SEED + 1)
             sampling = msgspec.structs.replace(sampling, seed=seed)
+        if continuation.leader is not None:  # which tells of the prompt for all
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         return Submit(
             request_id=request_id,
             prompt_token_ids=continuation.prompt.token_ids,
@@ -247,22 +312,9 @@ class Generation:
             priority=self._plan.priority,
             cache_salt=self._plan.cache_salt,
             trace_context=trace_context,
+            shares_prompt_with=continuation.leader,
         )
 
     def _abort(self, request_ids: list[RequestId]) -> None:
-        if self._link is not None:
-            self._link.abort(request_ids)
-
-
-def _from_reject(reject: Reject) -> ApiError:
-    match reject.code:
-        case "queue_full":
-            return overloaded(reject.message)
-        case "invalid_request":
-            return invalid_request(reject.message, reject.param)
-        case "context_length_exceeded":
-            return context_length_exceeded(reject.message, reject.param or "prompt")
-        case "draining":
-            return unavailable(reject.message)
-        case "internal_error":
-            return upstream_error(reject.message)
+        if self._placement.link is not None:
+            self._placement.link.abort(request_ids)

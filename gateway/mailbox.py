@@ -1,4 +1,4 @@
-"""Where the engine link leaves the updates of one request for its handler."""
+"""Where the engine link leaves what comes for one request, for its handler."""
 
 from __future__ import annotations
 
@@ -6,20 +6,39 @@ import asyncio
 from collections.abc import Mapping
 
 from shared.identifiers import RequestId
-from shared.messages import FinishReason, SequenceUpdate, TokenLogprobs
+from shared.messages import Beam, Embedded, FinishReason, SequenceUpdate, TokenLogprobs
 
 
 class PendingUpdate:
     """All that has come for one sequence since the handler last looked."""
 
-    __slots__ = ("finish_reason", "logprobs", "new_token_ids", "num_cached_tokens", "stop_token_id")
+    __slots__ = (
+        "beams",
+        "finish_reason",
+        "logprobs",
+        "new_token_ids",
+        "num_cached_tokens",
+        "prompt_logprobs",
+        "stop_token_id",
+    )
 
     def __init__(self) -> None:
         self.new_token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []  # parallel to the tokens, or empty
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.beams: list[Beam] = []
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None
+
+    @classmethod
+    def of_beam(cls, beam: Beam) -> PendingUpdate:
+        """As if it had been a sequence of its own."""
+        update = cls()
+        update.new_token_ids = beam.token_ids
+        update.finish_reason = beam.finish_reason
+        update.stop_token_id = beam.stop_token_id
+        return update
 
 
 class MailboxOverflowError(Exception):
@@ -41,7 +60,8 @@ class Mailbox:
         self._changed = asyncio.Event()
 
     def put(self, update: SequenceUpdate) -> None:
-        left = self._tokens_left[update.request_id] - len(update.new_token_ids)
+        longest_beam = max((len(beam.token_ids) for beam in update.beams), default=0)
+        left = self._tokens_left[update.request_id] - len(update.new_token_ids) - longest_beam
         self._tokens_left[update.request_id] = left
         if left < 0:
             self.fail(MailboxOverflowError("the engine sent more tokens than were asked for"))
@@ -51,6 +71,8 @@ class Mailbox:
             pending = self._pending[update.request_id] = PendingUpdate()
         pending.new_token_ids += update.new_token_ids
         pending.logprobs += update.logprobs
+        pending.prompt_logprobs += update.prompt_logprobs
+        pending.beams += update.beams
         pending.num_cached_tokens = update.num_cached_tokens or pending.num_cached_tokens
         pending.finish_reason = update.finish_reason
         pending.stop_token_id = update.stop_token_id
@@ -72,3 +94,30 @@ class Mailbox:
             if not pending:
                 raise self._failure
         return pending
+
+
+class VectorMailbox:
+    """Where the engine link leaves the answer to one Embed, which comes whole. One reader."""
+
+    def __init__(self) -> None:
+        self._answer: Embedded | Exception | None = None
+        self._has_come = asyncio.Event()
+
+    def put(self, embedded: Embedded) -> None:
+        self._settle(embedded)
+
+    def fail(self, error: Exception) -> None:
+        self._settle(error)
+
+    async def take(self) -> Embedded:
+        """Raises what `fail` was called with, if that came first."""
+        await self._has_come.wait()
+        assert self._answer is not None, "what has come is there"
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+    def _settle(self, answer: Embedded | Exception) -> None:
+        if self._answer is None:
+            self._answer = answer
+            self._has_come.set()

@@ -27,11 +27,11 @@ class GatewayMetrics:
             ("route", "method", "status"), registry=self._registry,
         )  # fmt: skip
         self.requests_in_flight = Gauge(
-            "headrace_requests_in_flight", "Generation requests between arrival and last byte.",
+            "headrace_requests_in_flight", "Requests for a model between arrival and last byte.",
             registry=self._registry,
         )  # fmt: skip
         self.variant_requests = Counter(
-            "headrace_variant_requests", "Generation requests by route and variant.",
+            "headrace_variant_requests", "Requests for a model by route and variant.",
             ("route", "variant"), registry=self._registry,
         )  # fmt: skip
         self.placements = Counter(
@@ -39,7 +39,7 @@ class GatewayMetrics:
             ("model_name", "reason"), registry=self._registry,
         )  # fmt: skip
         self.success = Counter(
-            "vllm:request_success", "Finished choices.",
+            "vllm:request_success", "Finished choices, and answered requests for embeddings.",
             (*ENGINE_LABELS, "finished_reason"), registry=self._registry,
         )  # fmt: skip
         self.time_to_first_token = Histogram(
@@ -61,6 +61,11 @@ class GatewayMetrics:
 
     def of_answer(self, model: str, engine_id: str, arrived_at: float) -> AnswerFigures:
         return AnswerFigures(self, (model, engine_id), arrived_at)
+
+    def embedded(self, model: str, engine_id: str, arrived_at: float) -> None:
+        """A request for embeddings was answered; one that has no tokens to wait for in between."""
+        self.success.labels(model, engine_id, "stop").inc()
+        self.e2e_latency.labels(model, engine_id).observe(time.monotonic() - arrived_at)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
@@ -94,9 +99,9 @@ class AnswerFigures:
 
 
 class _EngineCollector(Collector):
-    """Engine figures as last reported by the engines themselves."""
+    """Engine figures as last reported by the engines themselves. None: this engine has no such figure."""
 
-    GAUGES: dict[str, tuple[str, Callable[[EngineLoad], float]]] = {  # noqa: RUF012 - a constant
+    GAUGES: dict[str, tuple[str, Callable[[EngineLoad], float | None]]] = {  # noqa: RUF012 - a constant
         "vllm:num_requests_running": ("Sequences in the running batch.", lambda load: load.num_running),
         "vllm:num_requests_waiting": ("Sequences that wait.", lambda load: load.num_waiting),
         "vllm:kv_cache_usage_perc": (
@@ -106,6 +111,22 @@ class _EngineCollector(Collector):
         "headrace_engine_outstanding_tokens": (
             "Tokens still to be computed for accepted requests.",
             lambda load: load.outstanding_tokens,
+        ),
+        "headrace_engine_max_num_seqs": (
+            "Sequences that may run at once just now, see target_itl_ms.",
+            lambda load: load.max_num_seqs_now or None,
+        ),
+        "headrace_engine_max_num_tokens": (
+            "Tokens that the last step might have computed, see target_itl_ms.",
+            lambda load: load.max_num_tokens_now or None,
+        ),
+        "headrace_engine_decode_step_p95_seconds": (
+            "95th percentile of the last 100 steps in which somebody decoded.",
+            lambda load: load.decode_step_p95_ms / 1e3 or None,
+        ),
+        "headrace_engine_meets_itl_target": (
+            "1 while that is within target_itl_ms, else 0.",
+            lambda load: load.meets_itl_target,
         ),
     }
     COUNTERS: dict[str, tuple[str, Callable[[EngineLoad], float]]] = {  # noqa: RUF012 - a constant
@@ -135,7 +156,8 @@ class _EngineCollector(Collector):
         for name, (text, value) in self.GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=ENGINE_LABELS)
             for link, load in reported:
-                gauge.add_metric([link.model, link.engine_id], value(load))
+                if (figure := value(load)) is not None:
+                    gauge.add_metric([link.model, link.engine_id], float(figure))
             yield gauge
         for name, (text, value) in self.COUNTERS.items():
             counter = CounterMetricFamily(name, text, labels=ENGINE_LABELS)

@@ -22,6 +22,8 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{
 NameOrAll = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127})$")]
 Priority = Literal["interactive", "standard", "batch"]
 OnRedisFailure = Literal["fail_open", "fail_closed"]
+Runner = Literal["generate", "pooling"]
+Pooling = Literal["mean", "last", "cls"]  # of all tokens, of the last one, of the first one
 
 
 class Section(BaseModel):
@@ -70,13 +72,30 @@ class ModelConfig(Section):
         None, ge=1
     )  # of prompts that wait; None: no bound but the one above
     scheduling_policy: Literal["fair_share", "fcfs"] = "fair_share"
+    async_scheduling: bool | None = None  # plan a step while the one before it computes; None: on GPUs only
     long_prefill_token_threshold: int | None = Field(None, ge=1)  # None: half of max_num_batched_tokens
+    # So long 95 of 100 steps may take in which somebody decodes: batch and chunk are limited, within
+    # max_num_seqs and max_num_batched_tokens, to what keeps it; None: they are as configured.
+    target_itl_ms: float | None = Field(None, gt=0, le=60_000)
     device: Literal["cpu", "cuda"] = "cpu"
     # Where an engine tells what its prefix cache holds, in vLLM's format; None: nowhere. `{engine_id}`
     # stands for the engine's id in all three. Events hold the tokens of prompts: not for open networks.
     kv_events_endpoint: str | None = None  # PUB socket: ipc:///path or tcp://host:port
     kv_events_replay_endpoint: str | None = None  # ROUTER socket, for subscribers that missed something
     kv_events_topic: str = ""
+    runner: Runner = "generate"  # "pooling": an embedding model; the options below are for these only
+    pooling: Pooling | None = None  # None: what the model's files declare, else "last" of decoders or "mean"
+    normalize: bool = True  # vectors of length 1
+    is_matryoshka: bool | None = None  # whether clients may shorten vectors; None: what the files declare
+
+    @model_validator(mode="after")
+    def _has_only_options_of_its_runner(self) -> ModelConfig:
+        foreign = _OF_GENERATION_ONLY if self.runner == "pooling" else _OF_POOLING_ONLY
+        for name in foreign:
+            # By value, not by what was written: a configuration is also handed on with all its defaults.
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no meaning for a model whose runner is {self.runner!r}")
+        return self
 
     @model_validator(mode="after")
     def _kv_events_have_somewhere_to_go(self) -> ModelConfig:
@@ -86,6 +105,21 @@ class ModelConfig(Section):
         if self.engines > 1 and any(endpoint and "{engine_id}" not in endpoint for endpoint in endpoints):
             raise ValueError("several engines cannot share a kv_events endpoint: put {engine_id} in it")
         return self
+
+
+# What is about a cache that embedding models do not keep, and what is about vectors.
+_OF_GENERATION_ONLY = (
+    "kv_cache_memory_bytes",
+    "gpu_memory_utilization",
+    "num_gpu_blocks_override",
+    "async_scheduling",
+    "long_prefill_token_threshold",
+    "target_itl_ms",
+    "kv_events_endpoint",
+    "kv_events_replay_endpoint",
+    "kv_events_topic",
+)
+_OF_POOLING_ONLY = ("pooling", "normalize", "is_matryoshka")
 
 
 class TenantConfig(Section):
@@ -140,12 +174,15 @@ class HeadraceConfig(Section):
         ):
             if len(set(names)) != len(names):
                 raise ValueError(f"names in [[{kind}]] must differ")
+        runner_of = {model.name: model.runner for model in self.models}
         for route in self.routes:
             for arm in route.split:
                 if arm.model not in models:
                     raise ValueError(
                         f"route {route.name!r}, variant {arm.variant!r}: no model is named {arm.model!r}"
                     )
+            if len({runner_of[arm.model] for arm in route.split}) > 1:
+                raise ValueError(f"route {route.name!r} mixes generating models with embedding models")
         return self
 
     def model(self, name: str) -> ModelConfig:

@@ -10,8 +10,10 @@ The engine binds a ROUTER, each gateway process connects a DEALER to each engine
     gateway                              engine
       GATEWAY_HELLO  ------------------>   (who I am, which text bundles I hold)
       <------------------  ENGINE_HELLO    (model card, epoch, text bundle if unknown)
-      SUBMIT, ABORT  ------------------>
+      SUBMIT, ABORT  ------------------>   (or EMBED, to an engine whose card says so)
+      RESET_PREFIX_CACHE  ------------->
       <------  STEP, REJECT, HEARTBEAT     (one STEP per engine step for all requests of a gateway)
+      <----------------------- EMBEDDED    (one for each EMBED)
       <-------------------  BYE | DEAD     (draining | last words)
 """
 
@@ -29,19 +31,29 @@ from shared.text_bundle import TextBundle
 PROTOCOL_VERSION = 1
 
 FinishReason = Literal["stop", "length", "abort"]
-RejectCode = Literal["queue_full", "invalid_request", "context_length_exceeded", "draining", "internal_error"]
+RejectCode = Literal[
+    "queue_full",
+    "invalid_request",
+    "context_length_exceeded",
+    "draining",
+    "internal_error",
+    "timed_out",  # only of an Embed, so that gateways which know neither never see it
+]
 
 
 class MessageType(IntEnum):
     GATEWAY_HELLO = 1
     SUBMIT = 2
     ABORT = 3
+    EMBED = 4
+    RESET_PREFIX_CACHE = 5
     ENGINE_HELLO = 16
     STEP = 17
     REJECT = 18
     HEARTBEAT = 19
     BYE = 20
     DEAD = 21
+    EMBEDDED = 22
 
     @property
     def frame(self) -> bytes:
@@ -70,10 +82,28 @@ class Submit(Message, frozen=True):
     cache_salt: str = ""  # requests share cached prefixes only under an equal salt
     trace_context: dict[str, str] = {}  # W3C traceparent and tracestate
     output_token_ids: list[int] = []  # already generated elsewhere: continue after these
+    # A request that was submitted before, with the same prompt and salt: wait for it.
+    shares_prompt_with: RequestId | None = None
 
 
 class Abort(Message, frozen=True):
     request_ids: list[RequestId]
+
+
+class Embed(Message, frozen=True):
+    """Turn texts into vectors, one for each."""
+
+    request_id: RequestId
+    token_id_lists: list[list[int]]  # of each text, whatever special tokens its model wants among them
+    tenant: TenantId
+    priority: int = 1  # as in Submit
+    timeout_s: float | None = None  # from receipt
+    trace_context: dict[str, str] = {}
+    dimensions: int | None = None  # so many of each vector, scaled as the model's own are; None: all
+
+
+class ResetPrefixCache(Message, frozen=True):
+    """Forget what is cached, for requests to come. Not answered."""
 
 
 class ModelCard(Message, frozen=True):
@@ -86,6 +116,10 @@ class ModelCard(Message, frozen=True):
     num_blocks: int
     dtype: str
     eos_token_ids: list[int]
+    runner: str = "generate"  # what it serves: "generate" takes Submit, "pooling" takes Embed
+    embedding_dim: int = 0  # numbers in a vector
+    # To how many numbers a vector may be shortened; empty: to any; None: the model was not trained for it.
+    matryoshka_dimensions: list[int] | None = None
 
 
 class EngineHello(Message, frozen=True):
@@ -98,7 +132,8 @@ class EngineHello(Message, frozen=True):
 
 
 class EngineLoad(Message, frozen=True):
-    """State of an engine after a step. The first five are gauges, the rest count from the epoch's start."""
+    """State of an engine after a step. The first five and the last four are gauges, the others count from the
+    epoch's start."""
 
     num_running: int
     num_waiting: int
@@ -111,6 +146,10 @@ class EngineLoad(Message, frozen=True):
     generation_tokens: int = 0
     prefix_cache_queries: int = 0  # in tokens
     prefix_cache_hits: int = 0  # in tokens
+    max_num_seqs_now: int = 0  # sequences that may run at once; 0: not told
+    max_num_tokens_now: int = 0  # tokens that the last step might have computed; 0: not told
+    decode_step_p95_ms: float = 0.0  # of the last 100 steps in which somebody decoded; 0: not measured
+    meets_itl_target: bool | None = None  # whether that is within target_itl_ms; None: there is no target
 
 
 class TokenLogprobs(Message, frozen=True):
@@ -122,10 +161,20 @@ class TokenLogprobs(Message, frozen=True):
     top: list[tuple[int, float]] = []  # most likely tokens and theirs, descending
 
 
+class Beam(Message, frozen=True):
+    """One of the continuations that a beam search has found."""
+
+    token_ids: list[int]  # the one that ended it included
+    cumulative_logprob: float  # the sum over these
+    finish_reason: FinishReason
+    stop_token_id: int | None = None  # as in SequenceUpdate
+
+
 class SequenceUpdate(Message, frozen=True):
     """What one step added to one sequence.
 
-    `new_token_ids` holds every token that was generated, the one that ended the sequence included.
+    `new_token_ids` holds every token that was generated, the one that ended the sequence included. A beam
+    search has none: one update, after its first token, says that it has begun, and the last one has `beams`.
     """
 
     request_id: RequestId
@@ -134,10 +183,22 @@ class SequenceUpdate(Message, frozen=True):
     stop_token_id: int | None = None  # set when an end-of-sequence or stop token ended it
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache; told with the first token
     logprobs: list[TokenLogprobs] = []  # one for each of new_token_ids; empty unless asked for
+    # of the prompt's tokens but the first, which nothing comes before; told with the first update
+    prompt_logprobs: list[TokenLogprobs] = []
+    beams: list[Beam] = []  # best first
 
 
 class StepResult(Message, frozen=True):
     updates: list[SequenceUpdate]
+    load: EngineLoad
+
+
+class Embedded(Message, frozen=True):
+    """The vectors of one Embed, in the order of its texts."""
+
+    request_id: RequestId
+    vectors: bytes  # float32, little-endian, one vector behind the other
+    dim: int  # numbers in each of them
     load: EngineLoad
 
 
@@ -168,19 +229,22 @@ class Dead(Message, frozen=True):
     reason: str
 
 
-FromGateway = GatewayHello | Submit | Abort
-FromEngine = EngineHello | StepResult | Reject | Heartbeat | Bye | Dead
+FromGateway = GatewayHello | Submit | Abort | Embed | ResetPrefixCache
+FromEngine = EngineHello | StepResult | Reject | Heartbeat | Bye | Dead | Embedded
 
 _TYPE_OF: dict[type[Message], MessageType] = {
     GatewayHello: MessageType.GATEWAY_HELLO,
     Submit: MessageType.SUBMIT,
     Abort: MessageType.ABORT,
+    Embed: MessageType.EMBED,
+    ResetPrefixCache: MessageType.RESET_PREFIX_CACHE,
     EngineHello: MessageType.ENGINE_HELLO,
     StepResult: MessageType.STEP,
     Reject: MessageType.REJECT,
     Heartbeat: MessageType.HEARTBEAT,
     Bye: MessageType.BYE,
     Dead: MessageType.DEAD,
+    Embedded: MessageType.EMBEDDED,
 }
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODERS = {kind.value: msgspec.msgpack.Decoder(cls) for cls, kind in _TYPE_OF.items()}

@@ -18,6 +18,10 @@ MAX_LOGPROBS = 20
 MAX_ALLOWED_TOKEN_IDS = 4096
 MAX_BAD_WORDS = 256  # token sequences: a word may need two, see gateway/openai/sampling.py
 MAX_BAD_WORD_TOKENS = 1024
+MAX_BEAM_WIDTH = 32
+MAX_LENGTH_PENALTY = 10.0
+# Nothing is drawn, so any seed gives what it always gives.
+_HEEDED_BY_BEAM_SEARCH = ("max_tokens", "seed", "temperature", "stop_token_ids", "ignore_eos", "beam_search")
 
 
 StructuredOutputKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
@@ -30,6 +34,13 @@ class StructuredOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     kind: StructuredOutputKind
     text: str = ""
     is_strict: bool = False  # of a JSON schema: refuse what cannot be enforced, instead of ignoring it
+
+
+class BeamSearch(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Look for the most probable continuations instead of drawing one; see engine_service/beam_search.py."""
+
+    width: int  # continuations that are followed at once, and that are told in the end
+    length_penalty: float = 1.0  # sums are divided by the length to this power; the higher, the longer
 
 
 class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -52,6 +63,8 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     logprobs: int | None = None  # so many most likely tokens beside each chosen one; None: not even its own
     allowed_token_ids: tuple[int, ...] = ()  # no others may come; empty: all may
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that the output must not contain
+    prompt_logprobs: int | None = None  # as `logprobs`, of the tokens of the prompt
+    beam_search: BeamSearch | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -70,33 +83,55 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if len(self.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
-            raise InvalidRequest(f"at most {MAX_LOGIT_BIAS_ENTRIES} entries are allowed", "logit_bias")
+            raise InvalidRequest(
+                f"logit_bias may have at most {MAX_LOGIT_BIAS_ENTRIES} entries", "logit_bias"
+            )
         for token_id, bias in self.logit_bias.items():
             _in_range("logit_bias", token_id, 0, vocab_size - 1)
             _in_range("logit_bias", bias, -100.0, 100.0)
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequest(f"at most {MAX_STOP_TOKEN_IDS} entries are allowed", "stop_token_ids")
+            raise InvalidRequest(
+                f"stop_token_ids may have at most {MAX_STOP_TOKEN_IDS} entries", "stop_token_ids"
+            )
         for token_id in self.stop_token_ids:
             _in_range("stop_token_ids", token_id, 0, vocab_size - 1)
         if self.logprobs is not None:
             _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         if len(self.allowed_token_ids) > MAX_ALLOWED_TOKEN_IDS:
-            raise InvalidRequest(f"at most {MAX_ALLOWED_TOKEN_IDS} entries are allowed", "allowed_token_ids")
+            message = f"allowed_token_ids may have at most {MAX_ALLOWED_TOKEN_IDS} entries"
+            raise InvalidRequest(message, "allowed_token_ids")
         for token_id in self.allowed_token_ids:
             _in_range("allowed_token_ids", token_id, 0, vocab_size - 1)
         if len(self.bad_words) > MAX_BAD_WORDS:
-            raise InvalidRequest(f"at most {MAX_BAD_WORDS} token sequences are allowed", "bad_words")
+            raise InvalidRequest(f"bad_words may have at most {MAX_BAD_WORDS} token sequences", "bad_words")
         for word in self.bad_words:
             if not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
-                raise InvalidRequest(
-                    f"an entry has at least 1 and at most {MAX_BAD_WORD_TOKENS} tokens", "bad_words"
-                )
+                message = f"each of bad_words has at least 1 and at most {MAX_BAD_WORD_TOKENS} tokens"
+                raise InvalidRequest(message, "bad_words")
             for token_id in word:
                 _in_range("bad_words", token_id, 0, vocab_size - 1)
+        if self.beam_search is not None:
+            _in_range("beam_width", self.beam_search.width, 1, MAX_BEAM_WIDTH)
+            penalty = self.beam_search.length_penalty
+            _in_range("length_penalty", penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+            self._refuse_what_beam_search_ignores()
+
+    def _refuse_what_beam_search_ignores(self) -> None:
+        """It ranks by the model's own distribution, whatever else is asked for."""
+        if not (self.is_greedy or self.temperature == 1.0):
+            raise InvalidRequest(
+                "a beam search knows no temperature but 0 and 1, which are the same", "temperature"
+            )
+        left_out = SamplingParams(self.max_tokens, self.seed, top_k=min(self.top_k, 0))
+        for name in self.__struct_fields__:
+            if name not in _HEEDED_BY_BEAM_SEARCH and getattr(self, name) != getattr(left_out, name):
+                raise InvalidRequest(f"a beam search does not heed {name}", name)
 
 
 def _in_range(param: str, value: float, low: float, high: float, *, low_is_open: bool = False) -> None:
     too_low = value <= low if low_is_open else value < low
-    if math.isnan(value) or too_low or value > high:
+    if too_low or value > high or math.isnan(value):  # last: a large integer would not fit into a float
         bounds = f"{'above' if low_is_open else 'at least'} {low} and at most {high}"
         raise InvalidRequest(f"{param} must be {bounds}, got {value}", param)

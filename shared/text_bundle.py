@@ -16,6 +16,7 @@ class TextBundle(msgspec.Struct, array_like=True, frozen=True, gc=False):
     bos_token_id: int | None
     eos_token_ids: list[int]
     adds_bos: bool = False  # whether a plain prompt starts with the bos token
+    closing_token_id: int | None = None  # behind a text that is embedded; never behind a prompt
 
     @property
     def content_hash(self) -> str:

@@ -20,10 +20,14 @@ class Tokenizer:
 
     def __init__(self, bundle: TextBundle) -> None:
         self._fast = FastTokenizer.from_str(bundle.tokenizer_json.decode())
+        # What a file asks for was meant for batches of its training: texts are neither cut nor filled up.
+        self._fast.no_truncation()
+        self._fast.no_padding()
         self._template = (
             ChatTemplate(bundle.chat_template, bundle.special_tokens) if bundle.chat_template else None
         )
         self._bos = [bundle.bos_token_id] if bundle.adds_bos and bundle.bos_token_id is not None else []
+        self._closing = [bundle.closing_token_id] if bundle.closing_token_id is not None else []
         self._longest_token = max(map(len, self._fast.get_vocab(with_added_tokens=True)), default=1)
         self._text_of_token = lru_cache(_NUM_CACHED_TEXTS)(self._decode_token)
         self.vocab_size: int = self._fast.get_vocab_size(with_added_tokens=True)
@@ -35,6 +39,11 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Tokens of a plain prompt, with the bos token where the model wants one."""
         return self._bos + self._encode_as_is(text)
+
+    @property
+    def num_added_tokens(self) -> int:
+        """Those that `encode` puts before the ones of the text."""
+        return len(self._bos)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Tokens of a conversation up to where the assistant answers. Raises InvalidRequest."""
@@ -65,9 +74,20 @@ class Tokenizer:
         """Tokens of pieces of text, without a bos token."""
         return [encoding.ids for encoding in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
 
+    def encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of whole texts, for embedding: with what the tokenizer's own file puts around a text."""
+        encodings = self._fast.encode_batch_fast(texts, add_special_tokens=True)
+        return [self._between_ends(encoding.ids) for encoding in encodings]
+
     def text_of_token(self, token_id: int) -> str:
         """One token by itself: special ones by their name, a space that it begins with kept."""
         return self._text_of_token(token_id)
+
+    def _between_ends(self, token_ids: list[int]) -> list[int]:
+        """Some models name the tokens at the ends apart from the tokenizer, and some in both places."""
+        opening = self._bos if token_ids[:1] != self._bos else []
+        closing = self._closing if token_ids[-1:] != self._closing else []
+        return [*opening, *token_ids, *closing]
 
     def _decode_token(self, token_id: int) -> str:
         # Some decoders strip a space, at the very start of the text only.

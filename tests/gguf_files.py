@@ -34,6 +34,7 @@ def write_gguf(
     *,
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     pre_tokenizer: str = "gpt-2",
+    adds_eos: bool = False,
 ) -> None:
     """A model of transformers as llama.cpp's converter writes it; matrices as `kind`, norms in float32."""
     config = model.config
@@ -42,6 +43,8 @@ def write_gguf(
     writer = GGUFWriter(path, name)
     _write_shape(writer, config)
     _write_tokenizer(writer, json.loads(tokenizer_json.read_text()), pre_tokenizer)
+    if adds_eos:
+        writer.add_add_eos_token(True)
     names = get_tensor_name_map(architecture, config.num_hidden_layers)
     for tensor_name, tensor in model.state_dict().items():
         if tensor_name == "lm_head.weight" and config.tie_word_embeddings:

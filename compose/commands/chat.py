@@ -27,7 +27,7 @@ def chat(
 ) -> None:
     """Chat. Ctrl-C stops an answer, Ctrl-D leaves. Text on stdin is one question."""
     from compose.conversation import Conversation  # local: see compose/cli.py
-    from compose.gateway_client import GatewayClient, GatewayError
+    from compose.gateway_client import GatewayClient, GatewayError, first_writer
     from compose.stack_access import API_KEY, ready_stack
     from compose.stack_config import required_secret
     from shared.errors import ConfigError
@@ -39,11 +39,11 @@ def chat(
         address, key = stack.url, stack.demo_key
     try:
         client = GatewayClient(address, key)
-        names = [model] if model else client.models()
-        if not names:
-            raise ConfigError("this key may use no model", "model")
+        name = model or first_writer(client.models())
+        if name is None:
+            raise ConfigError("this key may use no model that writes", "model")
         conversation = Conversation(
-            client, names[0], max_tokens=max_tokens, temperature=temperature, system=system
+            client, name, max_tokens=max_tokens, temperature=temperature, system=system
         )
         if sys.stdin.isatty():
             _converse(conversation)

@@ -13,13 +13,13 @@ import torch
 from engine_service.loaders.huggingface import load_decoder, read_architecture
 from engine_service.loaders.huggingface_text import read_text_bundle
 from engine_service.loaders.json_file import read_json
-from engine_service.loaders.load import load_model
+from engine_service.loaders.load import MALFORMED, load_model
 from engine_service.model_source import resolve_source
 from engine_service.models.families import FAMILIES, family_without_head
 from engine_service.models.spec import DecoderSpec
 from engine_service.models.weights import DecoderWeights
-from engine_service.pooling import Pooling, declared_pooling
-from shared.config import ModelConfig
+from engine_service.pooling import declared_pooling
+from shared.config import ModelConfig, Pooling
 from shared.errors import ConfigError
 from shared.text_bundle import TextBundle
 
@@ -41,9 +41,12 @@ class LoadedEncoder:
 
 @dataclass(frozen=True, slots=True)
 class LoadedEmbedder:
+    architecture: str
     model: LoadedDecoder | LoadedEncoder
     pooling: Pooling  # what the model's files declare; else "last" for decoders and "mean" for encoders
     text_bundle: TextBundle
+    max_text_len: int | None = None  # tokens of a text in training, where the files name fewer than fit
+    matryoshka_dimensions: list[int] | None = None  # as in ModelCard
 
 
 def load_embedder(config: ModelConfig) -> LoadedEmbedder:
@@ -53,12 +56,27 @@ def load_embedder(config: ModelConfig) -> LoadedEmbedder:
         loaded = load_model(config)
         assert isinstance(loaded.spec, DecoderSpec), "GGUF files hold models of our own families"
         assert isinstance(loaded.weights, DecoderWeights), "and weights of our own form"
-        return LoadedEmbedder(LoadedDecoder(loaded.spec, loaded.weights), "last", loaded.text_bundle)
-    settings = read_json(files.path / "config.json")
-    model = _load(files.path, settings, getattr(torch, config.dtype))
+        decoder = LoadedDecoder(loaded.spec, loaded.weights)
+        return LoadedEmbedder(loaded.spec.architecture, decoder, "last", loaded.text_bundle)
+    try:
+        return _load_directory(files.path, getattr(torch, config.dtype))
+    except MALFORMED as error:
+        raise ConfigError(
+            f"{files.path.name} is not as its format says ({type(error).__name__}: {error})", "source"
+        ) from error
+
+
+def _load_directory(path: Path, dtype: torch.dtype) -> LoadedEmbedder:
+    settings = read_json(path / "config.json")
+    model = _load(path, settings, dtype)
     default: Pooling = "last" if isinstance(model, LoadedDecoder) else "mean"
     return LoadedEmbedder(
-        model, declared_pooling(files.path) or default, read_text_bundle(files.path, settings)
+        read_architecture(settings),
+        model,
+        declared_pooling(path) or default,
+        read_text_bundle(path, settings),
+        _max_text_len(path),
+        _matryoshka_dimensions(settings),
     )
 
 
@@ -95,6 +113,21 @@ def _load_encoder(path: Path, architecture: str, dtype: torch.dtype) -> LoadedEn
         raise ConfigError(f"{architecture}: models of an encoder and a decoder are not supported", "source")
     _LOG.info("%s runs as transformers' module", architecture)
     return LoadedEncoder(module.eval(), int(module.config.vocab_size), _context_len(module))
+
+
+def _max_text_len(path: Path) -> int | None:
+    """As sentence-transformers has it."""
+    file = path / "sentence_bert_config.json"
+    length = read_json(file).get("max_seq_length") if file.is_file() else None
+    return length if isinstance(length, int) and length > 0 else None
+
+
+def _matryoshka_dimensions(config: Mapping[str, Any]) -> list[int] | None:
+    """Whether, and to what, vectors may be shortened: under the names that vLLM reads, too."""
+    declared = config.get("matryoshka_dimensions")
+    if isinstance(declared, list) and declared:
+        return [int(dimensions) for dimensions in declared]
+    return [] if config.get("is_matryoshka") is True else None
 
 
 def _context_len(module: Any) -> int:

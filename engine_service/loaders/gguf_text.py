@@ -58,6 +58,11 @@ def read_text_bundle(file: GgufFile) -> TextBundle:
         bos_token_id=file.get("tokenizer.ggml.bos_token_id", int),
         eos_token_ids=_eos_token_ids(file),
         adds_bos=adds_bos if said is None else said,
+        closing_token_id=(
+            file.get("tokenizer.ggml.eos_token_id", int)
+            if file.get("tokenizer.ggml.add_eos_token", bool)
+            else None
+        ),
     )
 
 

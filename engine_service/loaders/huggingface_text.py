@@ -29,6 +29,9 @@ def read_text_bundle(path: Path, config: Mapping[str, Any]) -> TextBundle:
     bos_token_id = (
         tokenizer.token_to_id(special_tokens["bos_token"]) if "bos_token" in special_tokens else None
     )
+    eos_token_id = (
+        tokenizer.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
+    )
     return TextBundle(
         tokenizer_json=tokenizer_json.encode(),
         chat_template=_chat_template(path, settings),
@@ -36,6 +39,7 @@ def read_text_bundle(path: Path, config: Mapping[str, Any]) -> TextBundle:
         bos_token_id=bos_token_id,
         eos_token_ids=_eos_token_ids(path, config, tokenizer, special_tokens),
         adds_bos=_adds_bos(settings, tokenizer, bos_token_id),
+        closing_token_id=eos_token_id if settings.get("add_eos_token") is True else None,
     )
 
 

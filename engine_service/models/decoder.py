@@ -5,6 +5,9 @@ What the families add to it is data: `DecoderSpec` and its `LayerSpec`s say it, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
+
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear
@@ -46,9 +49,21 @@ class DecoderModel:
         metadata: AttentionMetadata,
         logit_rows: Tensor,
     ) -> Tensor:
-        logits = linear(
-            self.hidden_states(token_ids, positions, kv_cache, metadata, logit_rows), self._weights.head
-        ).float()
+        return self._logits(self.hidden_states(token_ids, positions, kv_cache, metadata, logit_rows))
+
+    def forward_in_parts(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        parts: SequenceOf[Tensor],
+    ) -> Iterator[Tensor]:
+        hidden = self.hidden_states(token_ids, positions, kv_cache, metadata, torch.cat(list(parts)))
+        return map(self._logits, torch.split(hidden, [len(part) for part in parts]))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = linear(hidden, self._weights.head).float()
         if self._spec.logit_divisor != 1.0:
             logits = logits / self._spec.logit_divisor
         if (cap := self._spec.logit_softcap) is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
 from torch import Tensor
@@ -32,6 +34,19 @@ class Model(Protocol):
 
         token_ids, positions: int64 `[num_tokens]`. logit_rows: int64 `[num_logits]`, which tokens'
         logits are wanted. Returns float32 `[num_logits, vocab]`.
+        """
+
+    def forward_in_parts(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        parts: SequenceOf[Tensor],
+    ) -> Iterator[Tensor]:
+        """As `forward` for each of several `logit_rows`, so that the logits of all never exist at once.
+
+        Keys and values are written when the first part has been taken.
         """
 
 

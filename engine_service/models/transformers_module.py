@@ -8,6 +8,8 @@ attention before it serves (module_check.py): a difference is an error of loadin
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +21,7 @@ from kernels.attention_metadata import AttentionMetadata
 from kernels.operators import Operators
 
 ATTENTION_NAME = "headrace_paged"  # in transformers' table of attention functions
+MAX_LOGIT_ROWS = 512  # of one pass, if several are allowed: 100 MB with 49k tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,31 @@ class TransformersModel:
     ) -> Tensor:
         step = PagedStep(self._operators, kv_cache, metadata)
         return compute_logits(self._module, token_ids, positions, step, logit_rows)
+
+    def forward_in_parts(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        parts: SequenceOf[Tensor],
+    ) -> Iterator[Tensor]:
+        """Not all modules let the output projection be called by itself, so what does not fit into one pass
+        takes another, which writes the same keys and values again."""
+        for group in _groups(parts):
+            logits = self.forward(token_ids, positions, kv_cache, metadata, torch.cat(group))
+            yield from torch.split(logits, [len(part) for part in group])
+
+
+def _groups(parts: SequenceOf[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours with MAX_LOGIT_ROWS rows together; a part with more is by itself."""
+    group: list[Tensor] = []
+    for part in parts:
+        if group and sum(map(len, group)) + len(part) > MAX_LOGIT_ROWS:
+            yield group
+            group = []
+        group.append(part)
+    yield group
 
 
 def compute_logits(module: Any, token_ids: Tensor, positions: Tensor, step: Step, rows: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from engine_service.offline.offline_request import OfflineRequest
 from engine_service.offline.prompts import Prompt, encode_prompt
 from engine_service.offline.request_output import RequestOutput
 from engine_service.offline.sampling_params import SamplingParams
+from shared.errors import ConfigError
 from shared.tokenizer import Tokenizer
 
 
@@ -27,6 +28,8 @@ class AsyncLLM:
     def __init__(self, model: str, **options: Unpack[ModelOptions]) -> None:
         """Loads the model, as LLM does, and blocks for so long. Raises ConfigError."""
         config = model_config_of(model, options)
+        if config.runner == "pooling":
+            raise ConfigError("AsyncLLM generates text; LLM(...).embed() makes embeddings", "runner")
         self._worker = EngineWorker(config)
         self._close = weakref.finalize(self, self._worker.close)
         self._seeds = random.Random(config.seed)

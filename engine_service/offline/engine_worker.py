@@ -15,7 +15,8 @@ from engine_service.main import load_served_model
 from engine_service.offline.failures import EngineFailedError
 from engine_service.offline.offline_request import OfflineRequest
 from engine_service.refusal import Refusal
-from engine_service.served_model import build_engine
+from engine_service.served_model import build_engine, overlaps_steps
+from engine_service.step_execution import OverlappedExecution
 from shared.config import ModelConfig
 from shared.identifiers import RequestId
 from shared.messages import ModelCard, SequenceUpdate, Submit
@@ -37,15 +38,15 @@ class EngineWorker:
 
     def __init__(self, config: ModelConfig) -> None:
         """Loads the model. Raises ConfigError."""
-        self._compute = ComputeThread()
+        self._thread = ComputeThread("engine")
         self._commands: queue.SimpleQueue[Callable[[_Desk], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()  # nothing is submitted to a desk that has closed
         self._ended_by: BaseException | None = None
-        self._compute_thread_id: int | None = None
+        self._thread_id: int | None = None
         ready: Future[tuple[ModelCard, Tokenizer]] = Future()
         # One job from the loading to the end: the model is a local of it, and so is gone when it is done.
         # Freed later, by a thread that nobody waits for, it could meet the end of the interpreter.
-        self._compute.start(lambda: self._run(config, ready))
+        self._thread.start(lambda: self._run(config, ready))
         try:
             self.card, self.tokenizer = ready.result()
         except BaseException:  # Ctrl-C while it loads
@@ -67,14 +68,16 @@ class EngineWorker:
         """Ends everything. Idempotent; waits for the step that is being computed."""
         self._commands.put(lambda desk: desk.close())
         # The garbage collector may call this in any thread, and none can wait for itself.
-        if threading.get_ident() != self._compute_thread_id:
-            self._compute.join(_END_TIMEOUT_S)
+        if threading.get_ident() != self._thread_id:
+            self._thread.join(_END_TIMEOUT_S)
 
     def _run(self, config: ModelConfig, ready: Future[tuple[ModelCard, Tokenizer]]) -> None:
-        self._compute_thread_id = threading.get_ident()
+        self._thread_id = threading.get_ident()
         try:
-            served = load_served_model(config)
-            desk = _Desk(build_engine(config, served))
+            compute = ComputeThread() if overlaps_steps(config) else None
+            served = compute.call(lambda: load_served_model(config)) if compute else load_served_model(config)
+            execution = OverlappedExecution(compute) if compute else None
+            desk = _Desk(build_engine(config, served, execution=execution))
             ready.set_result((served.card, Tokenizer(served.text_bundle)))
         except BaseException as error:  # belongs to whoever makes the worker
             ready.set_exception(error)

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 
 from pydantic import ValidationError
 
-from shared.config import ModelConfig
+from shared.config import ModelConfig, Pooling, Runner
 from shared.errors import ConfigError
 
 
@@ -30,8 +30,14 @@ class ModelOptions(TypedDict, total=False):
     max_queued_requests: int
     max_queued_tokens: int | None
     scheduling_policy: Literal["fair_share", "fcfs"]
+    async_scheduling: bool | None
     long_prefill_token_threshold: int | None
+    target_itl_ms: float | None
     device: Literal["cpu", "cuda"]
+    runner: Runner  # "pooling": for `embed`
+    pooling: Pooling | None
+    normalize: bool
+    is_matryoshka: bool | None
     # vLLM's, accepted where they say what is so anyway
     tensor_parallel_size: Literal[1]
     pipeline_parallel_size: Literal[1]

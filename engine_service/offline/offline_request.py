@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from engine_service.offline.prompts import EncodedPrompt
 from engine_service.offline.request_output import CompletionOutput, Logprob, RequestOutput
-from engine_service.offline.sampling_params import SamplingParams
+from engine_service.offline.sampling_params import BeamSearchParams, SamplingParams
 from shared.detokenizer import IncrementalDetokenizer
 from shared.identifiers import RequestId, TenantId, fresh_request_id
 from shared.messages import FinishReason, ModelCard, SequenceUpdate, Submit, TokenLogprobs
@@ -61,19 +63,10 @@ class Continuation:
             self.text,
             list(self.token_ids),
             sum(one.logprob for one in self.logprobs) if asks_for_logprobs else None,
-            [self._named(one) for one in self.logprobs] if asks_for_logprobs else None,
+            [named(one, self.tokenizer) for one in self.logprobs] if asks_for_logprobs else None,
             self.finish_reason,
             self.stop_reason,
         )
-
-    def _named(self, position: TokenLogprobs) -> dict[int, Logprob]:
-        """The chosen token first, whether or not it is among the best."""
-        text_of = self.tokenizer.text_of_token
-        chosen = Logprob(position.logprob, position.rank, text_of(position.token_id))
-        named = {position.token_id: chosen}
-        for rank, (token_id, logprob) in enumerate(position.top, start=1):
-            named.setdefault(token_id, Logprob(logprob, rank, text_of(token_id)))
-        return named
 
     def _stop_at_string(self) -> None:
         """The detokenizer has cut behind a stop string: of those that end there, the longest."""
@@ -87,6 +80,15 @@ class Continuation:
         self.finish_reason, self.stop_reason = "stop", stop
 
 
+def named(position: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
+    """In front the token that came, whether or not it is among the best."""
+    text_of = tokenizer.text_of_token
+    by_id = {position.token_id: Logprob(position.logprob, position.rank, text_of(position.token_id))}
+    for rank, (token_id, logprob) in enumerate(position.top, start=1):
+        by_id.setdefault(token_id, Logprob(logprob, rank, text_of(token_id)))
+    return by_id
+
+
 class OfflineRequest:
     """Belongs to the engine's thread once it is submitted; `on_change` is called there after each change."""
 
@@ -94,7 +96,7 @@ class OfflineRequest:
         self,
         request_id: str,
         prompt: EncodedPrompt,
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         card: ModelCard,
         tokenizer: Tokenizer,
         *,
@@ -108,14 +110,20 @@ class OfflineRequest:
         self.failure: BaseException | None = None  # of the engine, which has ended with it
         self.on_change = on_change
         self._eos_token_ids = frozenset(card.eos_token_ids)
+        self._tokenizer = tokenizer
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         room = _room_behind(prompt.token_ids, card)
         self.continuations: dict[RequestId, Continuation] = {}
+        leader: RequestId | None = None  # the first sequence, whose prompt the others share
         for index in range(params.n):
             # As the gateway does it: choices of one request differ, and are the same when replayed.
             sampling = params.to_engine(
                 tokenizer, seed=(seed + index) % (MAX_SEED + 1), room=room, vocab_size=card.vocab_size
             )
-            submit = Submit(fresh_request_id(), prompt.token_ids, sampling, TENANT)
+            if leader is not None:  # which tells of the prompt for all
+                sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+            submit = Submit(fresh_request_id(), prompt.token_ids, sampling, TENANT, shares_prompt_with=leader)
+            leader = leader or submit.request_id
             detokenizer = IncrementalDetokenizer(
                 tokenizer,
                 prompt.token_ids,
@@ -137,9 +145,17 @@ class OfflineRequest:
     def is_finished(self) -> bool:
         return all(each.finish_reason is not None for each in self.continuations.values())
 
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(len(each.token_ids) for each in self.continuations.values())
+
     def apply(self, update: SequenceUpdate) -> bool:
         """Whether the engine still runs the sequence and need not: a stop string, which only we know."""
         continuation = self.continuations[update.request_id]
+        asks = continuation.submit.sampling.prompt_logprobs is not None and self._prompt_logprobs is None
+        if asks and update.new_token_ids:
+            told = [named(one, self._tokenizer) for one in update.prompt_logprobs]
+            self._prompt_logprobs = [None, *told]
         continuation.apply(update, self._eos_token_ids)
         return continuation.finish_reason is not None and update.finish_reason is None
 
@@ -163,6 +179,7 @@ class OfflineRequest:
             # The first sequence is the one that finds only what other requests have left.
             num_cached_tokens=next(iter(continuations)).num_cached_tokens,
             error=self.error,
+            prompt_logprobs=self._prompt_logprobs,
         )
 
 

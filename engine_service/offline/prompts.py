@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -37,17 +37,26 @@ def list_of_conversations(messages: Conversation | Sequence[Conversation]) -> li
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer) -> EncodedPrompt:
-    """Raises TypeError or ValueError."""
+    """What is to be continued. Raises TypeError or ValueError."""
+    return _encode(prompt, tokenizer.encode)
+
+
+def encode_text(prompt: Prompt, tokenizer: Tokenizer) -> EncodedPrompt:
+    """What is to be embedded, so with the special tokens at its ends. Raises TypeError or ValueError."""
+    return _encode(prompt, lambda text: tokenizer.encode_whole([text])[0])
+
+
+def _encode(prompt: Prompt, encode: Callable[[str], list[int]]) -> EncodedPrompt:
     if isinstance(prompt, Mapping):
         if set(prompt) - {"prompt", "prompt_token_ids"} or not prompt:
             raise ValueError(f"expected the key prompt or prompt_token_ids, got {sorted(prompt)}")
         token_ids = prompt.get("prompt_token_ids")
         text = prompt.get("prompt")
         if token_ids is None:
-            return encode_prompt(text, tokenizer)  # type: ignore[arg-type]  # checked there
-        return EncodedPrompt(text, list(encode_prompt(token_ids, tokenizer).token_ids))
+            return _encode(text, encode)  # type: ignore[arg-type]  # checked there
+        return EncodedPrompt(text, list(_encode(token_ids, encode).token_ids))
     if isinstance(prompt, str):
-        return EncodedPrompt(prompt, tokenizer.encode(prompt))
+        return EncodedPrompt(prompt, encode(prompt))
     if _is_token_ids(prompt):
         return EncodedPrompt(None, list(prompt))
     raise TypeError(f"expected a str, a dict or a list of token ids, got {type(prompt).__name__}")

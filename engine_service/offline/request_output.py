@@ -38,3 +38,22 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
     error: str | None = None  # why the engine ended it; see failures.GenerationError
+    # for each of `prompt_token_ids`: its own and the best ones; None for the first, which follows nothing
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # None: not asked for, or not there yet
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    request_id: str
+    outputs: EmbeddingOutput  # one: vLLM's name all the same
+    prompt_token_ids: list[int]  # with the special tokens at its ends
+    finished: bool = True

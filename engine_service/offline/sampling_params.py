@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
@@ -76,9 +76,9 @@ class SamplingParams(UserParams):
     bad_words: Sequence[_NonEmpty] | None = None
     allowed_token_ids: Annotated[Sequence[int], Field(min_length=1)] | None = None
     logprobs: int | None = None  # so many most likely tokens beside each chosen one
+    prompt_logprobs: int | None = None  # the same beside each token of the prompt
     structured_outputs: StructuredOutputsParams | None = None
     # not served yet
-    prompt_logprobs: None = None
     detokenize: Literal[True] = True
     spaces_between_special_tokens: Literal[True] = True
     truncate_prompt_tokens: None = None
@@ -130,9 +130,52 @@ class SamplingParams(UserParams):
             logprobs=self.logprobs,
             allowed_token_ids=tuple(self.allowed_token_ids or ()),
             bad_words=tokenizer.bad_word_tokens(self.bad_words or ()) if tokenizer is not None else (),
+            prompt_logprobs=self.prompt_logprobs,
         )
-        try:
-            params.check(vocab_size)
-        except InvalidRequest as error:
-            raise ValueError(error.message) from error
-        return params
+        return _checked(params, vocab_size)
+
+
+class BeamSearchParams(UserParams):
+    """How one prompt is continued by the most probable texts. See docs/OFFLINE.md."""
+
+    beam_width: int = Field(ge=1, le=sampling.MAX_BEAM_WIDTH)
+    max_tokens: int = Field(ge=1)  # more than there is room: as the context allows
+    ignore_eos: bool = False
+    temperature: float = 0.0  # or 1: the model's own distribution counts
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False  # the end of a beam is in its text anyway, as in vLLM
+    # not served yet
+    structured_outputs: None = None
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        self.to_engine(None, seed=0, room=_INT32_MAX, vocab_size=_INT32_MAX)
+        return self
+
+    # What a request wants to know of any parameters: a search is one sequence of the engine, without a text.
+    n: ClassVar[int] = 1
+    stop_strings: ClassVar[list[str]] = []
+    skip_special_tokens: ClassVar[bool] = False
+
+    def to_engine(
+        self, tokenizer: Tokenizer | None, *, seed: int, room: int, vocab_size: int
+    ) -> sampling.SamplingParams:
+        """As SamplingParams.to_engine."""
+        search = sampling.BeamSearch(self.beam_width, self.length_penalty)
+        params = sampling.SamplingParams(
+            max_tokens=min(self.max_tokens, room),
+            seed=seed,
+            temperature=self.temperature,
+            ignore_eos=self.ignore_eos,
+            beam_search=search,
+        )
+        return _checked(params, vocab_size)
+
+
+def _checked(params: sampling.SamplingParams, vocab_size: int) -> sampling.SamplingParams:
+    """Raises ValueError."""
+    try:
+        params.check(vocab_size)
+    except InvalidRequest as error:
+        raise ValueError(error.message) from error
+    return params

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 from shared.identifiers import RequestId
-from shared.messages import Submit
+from shared.messages import Embed, Submit
 
 GatewayAddress = NewType("GatewayAddress", bytes)
 """The ROUTER's name for a connected gateway: first frame of every message from and to it."""
@@ -18,6 +18,13 @@ GatewayAddress = NewType("GatewayAddress", bytes)
 class SubmitReceived:
     gateway: GatewayAddress
     submit: Submit
+    received_s: float  # monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedReceived:
+    gateway: GatewayAddress
+    embed: Embed
     received_s: float  # monotonic
 
 
@@ -42,35 +49,42 @@ class DrainRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixCacheReset:
+    """What is cached is to be forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
 class WakeUp:
     """The engine has something new to look at."""
 
 
-InboxEvent = SubmitReceived | AbortReceived | GatewayLost | DrainRequested | WakeUp
+InboxEvent = (
+    SubmitReceived | EmbedReceived | AbortReceived | GatewayLost | DrainRequested | PrefixCacheReset | WakeUp
+)
 
 _NUM_FAST_ABORTS = 10_000
 
 
 class Inbox:
-    """From the socket's thread to the step loop. Submits are bounded; the rest must never be lost.
+    """From the socket's thread to the step loop. Requests are bounded; the rest must never be lost.
 
-    An abort goes two ways: in order with the submits, lest it overtakes the one it means, and on a
+    An abort goes two ways: in order with the requests, lest it overtakes the one it means, and on a
     fast path that the step loop looks at as soon as the model has returned. Aborting twice is harmless.
     """
 
-    def __init__(self, max_submits: int) -> None:
-        self._max_submits = max_submits
+    def __init__(self, max_requests: int) -> None:
+        self._max_requests = max_requests
         self._events: queue.SimpleQueue[InboxEvent] = queue.SimpleQueue()
         self._fast_aborts: deque[AbortReceived] = deque(maxlen=_NUM_FAST_ABORTS)
 
-    def offer_submit(self, event: SubmitReceived) -> bool:
+    def offer(self, event: SubmitReceived | EmbedReceived) -> bool:
         """False when too many events wait already; the request is then refused on the spot."""
-        if self._events.qsize() >= self._max_submits:  # no race: the socket's thread alone adds submits
+        if self._events.qsize() >= self._max_requests:  # no race: the socket's thread alone adds requests
             return False
         self._events.put(event)
         return True
 
-    def put(self, event: AbortReceived | GatewayLost | DrainRequested | WakeUp) -> None:
+    def put(self, event: AbortReceived | GatewayLost | DrainRequested | PrefixCacheReset | WakeUp) -> None:
         if isinstance(event, AbortReceived):
             self._fast_aborts.append(event)
         self._events.put(event)

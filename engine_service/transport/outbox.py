@@ -16,6 +16,7 @@ from shared.identifiers import EngineEpoch
 from shared.messages import (
     Bye,
     Dead,
+    Embedded,
     EngineLoad,
     FromEngine,
     Heartbeat,
@@ -46,7 +47,7 @@ class Answer:
     """One message to one gateway, or to all with `TO_ALL`."""
 
     gateway: GatewayAddress
-    message: Reject | Bye | Dead
+    message: Embedded | Reject | Bye | Dead
 
 
 class _Stop:

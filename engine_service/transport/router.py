@@ -10,18 +10,28 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from engine_service.transport.inbox import AbortReceived, GatewayAddress, GatewayLost, Inbox, SubmitReceived
+from engine_service.transport.inbox import (
+    AbortReceived,
+    EmbedReceived,
+    GatewayAddress,
+    GatewayLost,
+    Inbox,
+    PrefixCacheReset,
+    SubmitReceived,
+)
 from engine_service.transport.outbox import STOP_FRAMES, TO_ALL
-from shared.identifiers import GatewayId
+from shared.identifiers import GatewayId, RequestId
 from shared.messages import (
     PROTOCOL_VERSION,
     Abort,
+    Embed,
     EngineHello,
     GatewayHello,
     MessageType,
     ProtocolError,
     Reject,
     RejectCode,
+    ResetPrefixCache,
     Submit,
     decode,
     encode,
@@ -169,7 +179,11 @@ class Router:
                 case GatewayHello():
                     self._greet(address, message)
                 case Submit():
-                    self._take_submit(address, message)
+                    self._take(SubmitReceived(address, message, self._clock()), message.request_id)
+                case Embed():
+                    self._take(EmbedReceived(address, message, self._clock()), message.request_id)
+                case ResetPrefixCache():
+                    self._inbox.put(PrefixCacheReset())
                 case Abort():
                     self._inbox.put(AbortReceived(address, message.request_ids))
                 case _:
@@ -204,13 +218,14 @@ class Router:
         if self._farewell is not None:
             self._send(address, self._farewell)
 
-    def _take_submit(self, address: GatewayAddress, submit: Submit) -> None:
-        if address not in self._gateways:
+    def _take(self, event: SubmitReceived | EmbedReceived, request_id: RequestId) -> None:
+        if event.gateway not in self._gateways:
             # It spoke to an earlier life of this engine, or was forgotten: it must say hello again.
-            self._try_send(address, _reject(submit, "internal_error", "this engine has not had your hello"))
-        elif not self._inbox.offer_submit(SubmitReceived(address, submit, self._clock())):
-            self._send(address, _reject(submit, "queue_full", "the engine's inbox is full"))
+            message = "this engine has not had your hello"
+            self._try_send(event.gateway, _reject(request_id, "internal_error", message))
+        elif not self._inbox.offer(event):
+            self._send(event.gateway, _reject(request_id, "queue_full", "the engine's inbox is full"))
 
 
-def _reject(submit: Submit, code: RejectCode, message: str) -> list[bytes]:
-    return encode(Reject(submit.request_id, code, message))
+def _reject(request_id: RequestId, code: RejectCode, message: str) -> list[bytes]:
+    return encode(Reject(request_id, code, message))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.generation import TextDelta, Usage
-from gateway.openai.logprobs import chat_logprobs, completion_logprobs
-from gateway.scored_token import ScoredToken
+from gateway.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from gateway.scored_token import RankedToken, ScoredToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,30 @@ class WholeChoice:
     text: str = ""
     finish_reason: str | None = None
     logprobs: list[ScoredToken] = field(default_factory=list)
+    num_tokens: int = 0
+    logprob_sum: float = 0.0
+    prompt_logprobs: list[list[RankedToken]] | None = None  # None: not asked for
 
     def add(self, delta: TextDelta) -> None:
         self.text += delta.text
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.logprobs += delta.logprobs
+        self.num_tokens += delta.num_tokens
+        self.logprob_sum += delta.logprob_sum
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+
+    @property
+    def logprob_per_token(self) -> float:
+        """0 of a choice without tokens."""
+        return self.logprob_sum / max(self.num_tokens, 1)
+
+    @property
+    def prompt_fields(self) -> dict[str, Any]:
+        """What there is to tell of the prompt, in vLLM's form."""
+        if self.prompt_logprobs is None:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(self.prompt_logprobs)}
 
 
 class AnswerFormat(Protocol):
@@ -83,7 +102,12 @@ class ChatFormat:
             }
             for index, choice in enumerate(choices)
         ]
-        return {**_head(identity, "chat.completion"), "choices": documents, "usage": usage_fields(usage)}
+        return {
+            **_head(identity, "chat.completion"),
+            "choices": documents,
+            "usage": usage_fields(usage),
+            **choices[0].prompt_fields,
+        }
 
     def _choice(
         self,
@@ -114,7 +138,7 @@ class CompletionFormat:
 
     def whole(self, identity: AnswerIdentity, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, Any]:
         documents = [
-            self._choice(index, choice.text, choice.finish_reason, choice.logprobs)
+            self._choice(index, choice.text, choice.finish_reason, choice.logprobs) | choice.prompt_fields
             for index, choice in enumerate(choices)
         ]
         return {**_head(identity, self.OBJECT), "choices": documents, "usage": usage_fields(usage)}

@@ -11,6 +11,7 @@ from gateway.generation import Prompt
 from gateway.openai.answer import AnswerFormat, ChatFormat, CompletionFormat
 from gateway.openai.sampling import check_token_ids, refuse_too_long
 from gateway.openai.schema import ChatCompletionBody, CompletionBody, GenerationBody
+from gateway.prompt_answer import Echo
 from shared.messages import ModelCard
 from shared.tokenizer import Tokenizer
 
@@ -62,9 +63,19 @@ def _encode_completion(
         raise invalid_request("A prompt needs at least one token.", "prompt", "invalid_value")
     check_token_ids(token_id_lists, card)
     return [
-        Prompt(token_ids, prompt_hash(cache_salt, token_ids) if len(token_ids) >= card.block_size else None)
-        for token_ids in token_id_lists
+        Prompt(
+            token_ids,
+            prompt_hash(cache_salt, token_ids) if len(token_ids) >= card.block_size else None,
+            _echo_of(one, tokenizer) if body.echo else None,
+        )
+        for one, token_ids in zip(given, token_id_lists, strict=True)
     ]
+
+
+def _echo_of(prompt: str | list[int], tokenizer: Tokenizer) -> Echo:
+    if isinstance(prompt, str):
+        return Echo(prompt, tokenizer.num_added_tokens)
+    return Echo(tokenizer.decode(prompt, skip_special_tokens=False), 0)
 
 
 CHAT_COMPLETIONS = GenerationApi(

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
-from typing import Generic
+import functools
+from typing import Any, Generic
 
 import msgspec
 from aiohttp import web
 from opentelemetry import trace
-from opentelemetry.context import Context
 
+from gateway import long_work
 from gateway.balancer import Choice
-from gateway.engine_link import EngineLink
 from gateway.errors import ApiError, unavailable
-from gateway.exchange import Exchange, exchange_of
-from gateway.experiment import assign, subject_of
-from gateway.generation import PRIORITY_NUMBERS, Generation, GenerationPlan, Prompt, TextDelta
+from gateway.generation import Generation, GenerationPlan, TextDelta
 from gateway.limits import Reservation
 from gateway.metrics import AnswerFigures
+from gateway.openai.admission import PRIORITY_NUMBERS, Admission, Admitted
 from gateway.openai.answer import AnswerIdentity, WholeChoice
 from gateway.openai.api import BodyT, GenerationApi
-from gateway.openai.body import read_json
+from gateway.openai.best_of import best_choices
 from gateway.openai.event_stream import EventStream, event
 from gateway.openai.sampling import sampling_of
-from gateway.openai.schema import check_body
 from gateway.services import Services
-from shared.config import RouteConfig, TenantConfig, VariantConfig
 from shared.identifiers import TenantId, fresh_request_id
-from shared.redis_schema import ApiKeyRecord
 from shared.telemetry import SpanAttribute, SpanName
 
-SESSION_HEADER = "x-headrace-session"
-LONG_BODY_BYTES = 16_384  # tokenising more than this takes milliseconds: in a thread, then
 LAST_WORDS_TIMEOUT_S = 1.0
 
 
@@ -43,100 +36,40 @@ class GenerationEndpoint(Generic[BodyT]):
     def __init__(self, services: Services, api: GenerationApi[BodyT]) -> None:
         self._services = services
         self._api = api
+        self._admission = Admission(services, api.body, operation=api.operation, runner="generate")
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        services = self._services
-        exchange = exchange_of(request)
-        key = await services.authenticator.authenticate(request.headers)
-        policy = services.policy.current  # this request sees one policy, whatever is published meanwhile
-        tenant = policy.tenant(key.tenant)
-        document = await read_json(request, services.config.gateway)
-        body = check_body(self._api.body, document)
-        route = policy.route(body.model, tenant)
-        variant = self._assign(request, body, route, key)
-        if services.is_draining:
-            raise unavailable("The server is shutting down.")
-        engines = services.pool.ready(variant.model)
-        if not engines:
-            raise unavailable(f"No engine is ready for the model {body.model!r}.")
-        plan = await self._plan(request, body, tenant, variant, engines[0])
-        reservation = await services.limiter.reserve(tenant, fresh_request_id())
-        generation = Generation(
-            plan,
-            services.pool,
-            services.balancer,
-            exchange.span,
-            services.config.gateway.first_token_timeout_s,
-            on_placed=lambda choice: services.metrics.placements.labels(plan.model, choice.reason).inc(),
-        )
-        services.metrics.requests_in_flight.inc()
-        running = services.running.enter()
-        try:
-            self._start(generation, exchange)
-            answer = _Answer(self, request, body, generation, reservation, route, variant)
-            return await (answer.stream() if body.stream else answer.whole())
-        except asyncio.CancelledError:
-            if services.running.are_ended:  # not by the client, then: it is still there to be told
-                raise unavailable("The server is shutting down.") from None
-            raise
-        finally:  # also when cancelled: nothing here waits
-            generation.close()
-            services.limiter.release(reservation)
-            services.running.leave(running)
-            services.metrics.requests_in_flight.dec()
+        admitted = await self._admission.admit(request)
+        plan = await self._plan(admitted)
+        async with self._admission.running(admitted) as reservation:
+            placement = self._admission.placement(admitted)
+            generation = Generation(
+                plan,
+                placement,
+                admitted.exchange.span,
+                self._services.config.gateway.first_token_timeout_s,
+            )
+            try:
+                self._admission.place(admitted, placement, generation.start)
+                answer = _Answer(self._services, self._api, admitted, generation, reservation)
+                return await (answer.stream() if admitted.body.stream else answer.whole())
+            finally:  # also when cancelled: it does not wait
+                generation.close()
 
-    @property
-    def services(self) -> Services:
-        return self._services
-
-    @property
-    def api(self) -> GenerationApi[BodyT]:
-        return self._api
-
-    def _assign(
-        self, request: web.Request, body: BodyT, route: RouteConfig, key: ApiKeyRecord
-    ) -> VariantConfig:
-        subject = subject_of(
-            route, user=body.user, session=request.headers.get(SESSION_HEADER), key_id=key.key_id
-        )
-        variant = assign(route.name, route.split, subject)
-        self._services.metrics.variant_requests.labels(route.name, variant.variant).inc()
-        exchange_of(request).span.set_attributes(
-            {
-                SpanAttribute.OPERATION: self._api.operation,
-                SpanAttribute.PROVIDER: "headrace",
-                SpanAttribute.REQUEST_MODEL: body.model,
-                SpanAttribute.RESPONSE_MODEL: variant.model,
-                SpanAttribute.TENANT: key.tenant,
-                SpanAttribute.VARIANT: variant.variant,
-            }
-        )
-        return variant
-
-    async def _plan(
-        self,
-        request: web.Request,
-        body: BodyT,
-        tenant: TenantConfig,
-        variant: VariantConfig,
-        engine: EngineLink,
-    ) -> GenerationPlan:
+    async def _plan(self, admitted: Admitted[BodyT]) -> GenerationPlan:
+        body, engine, tenant = admitted.body, admitted.engine, admitted.tenant
         # Tenants never share cached blocks: a hit would tell one what another one asked.
         cache_salt = f"{tenant.name}\n{body.cache_salt or ''}"
-        with self._span(SpanName.TOKENIZE, exchange_of(request)) as span:
-            prompts: list[Prompt]
-            if (request.content_length or LONG_BODY_BYTES) < LONG_BODY_BYTES:
-                prompts = self._api.encode(body, engine.tokenizer, engine.card, cache_salt)
-            else:
-                prompts = await asyncio.to_thread(
-                    self._api.encode, body, engine.tokenizer, engine.card, cache_salt
-                )
+        with self._admission.span(SpanName.TOKENIZE, admitted.exchange) as span:
+            prompts = await admitted.encode(
+                lambda: self._api.encode(body, engine.tokenizer, engine.card, cache_salt)
+            )
             lengths = [len(prompt.token_ids) for prompt in prompts]
             span.set_attribute(SpanAttribute.INPUT_TOKENS, sum(lengths))
         return GenerationPlan(
-            model=variant.model,
+            model=admitted.variant.model,
             prompts=prompts,
-            num_choices=body.n,
+            num_choices=body.num_candidates,
             sampling=sampling_of(
                 body,
                 engine.card,
@@ -150,20 +83,10 @@ class GenerationEndpoint(Generic[BodyT]):
             tenant=TenantId(tenant.name),
             priority=PRIORITY_NUMBERS[tenant.priority],
             cache_salt=cache_salt,
+            tells_logprobs=body.num_logprobs is not None,
+            num_prompt_logprobs=body.prompt_logprobs,
+            keeps_output=body.max_output_tokens != 0,
         )
-
-    def _start(self, generation: Generation, exchange: Exchange) -> None:
-        with self._span(SpanName.ROUTE, exchange) as span:
-            generation.start()
-            assert generation.choice is not None, "start chooses or raises"
-            span.set_attribute(SpanAttribute.ENGINE, generation.choice.engine_id)
-            span.set_attribute(SpanAttribute.ROUTE_REASON, generation.choice.reason)
-
-    @contextlib.contextmanager
-    def _span(self, name: str, exchange: Exchange) -> Iterator[trace.Span]:
-        parent = trace.set_span_in_context(exchange.span, Context())
-        with self._services.tracing.tracer.start_as_current_span(name, context=parent) as span:
-            yield span
 
 
 class _Answer(Generic[BodyT]):
@@ -171,23 +94,19 @@ class _Answer(Generic[BodyT]):
 
     def __init__(
         self,
-        endpoint: GenerationEndpoint[BodyT],
-        request: web.Request,
-        body: BodyT,
+        services: Services,
+        api: GenerationApi[BodyT],
+        admitted: Admitted[BodyT],
         generation: Generation,
         reservation: Reservation,
-        route: RouteConfig,
-        variant: VariantConfig,
     ) -> None:
-        self._services = endpoint.services
-        self._format = endpoint.api.format
-        self._request = request
-        self._exchange = exchange_of(request)
-        self._body = body
+        self._services = services
+        self._format = api.format
+        self._admitted = admitted
+        self._exchange = admitted.exchange
         self._generation = generation
         self._reservation = reservation
-        self._variant = variant
-        self._identity = AnswerIdentity(endpoint.api.id_prefix + fresh_request_id(), route.name)
+        self._identity = AnswerIdentity(api.id_prefix + fresh_request_id(), admitted.route.name)
         self._figures: AnswerFigures | None = None
 
     async def whole(self) -> web.Response:
@@ -197,16 +116,21 @@ class _Answer(Generic[BodyT]):
             for delta in deltas:
                 choices.setdefault(delta.index, WholeChoice()).add(delta)
         self._observe_end()
-        document = self._format.whole(
-            self._identity, [choices[index] for index in sorted(choices)], self._generation.usage
+        body = self._admitted.body
+        best = best_choices(
+            [choices[index] for index in sorted(choices)], num_candidates=body.num_candidates, n=body.n
         )
-        return web.Response(
-            body=msgspec.json.encode(document), content_type="application/json", headers=self._headers()
+        usage = self._generation.usage
+        num_scored = sum(len(choice.logprobs) + len(choice.prompt_logprobs or ()) for choice in best)
+        document = await long_work.do(
+            lambda: msgspec.json.encode(self._format.whole(self._identity, best, usage)),
+            is_long=num_scored > long_work.MANY_SCORED_TOKENS,
         )
+        return web.Response(body=document, content_type="application/json", headers=self._headers())
 
     async def stream(self) -> web.StreamResponse:
         gateway = self._services.config.gateway
-        stream = EventStream(self._request, self._headers(), gateway.write_timeout_s)
+        stream = EventStream(self._admitted.request, self._headers(), gateway.write_timeout_s)
         try:
             await self._stream_deltas(stream)
             return await stream.end()
@@ -223,18 +147,26 @@ class _Answer(Generic[BodyT]):
 
     async def _stream_deltas(self, stream: EventStream) -> None:
         begun: set[int] = set()
-        null_usage = {"usage": None} if self._body.includes_usage else {}
+        null_usage = {"usage": None} if self._admitted.body.includes_usage else {}
         async for deltas in self._generation.deltas():
             self._observe(deltas)
-            chunks = []
-            for delta in deltas:
-                chunks += self._format.chunk(self._identity, delta, is_first=delta.index not in begun)
-                begun.add(delta.index)
-            if chunks:
-                await stream.send(b"".join(event({**chunk, **null_usage}) for chunk in chunks))
+            events = await long_work.do(
+                functools.partial(self._events, deltas, begun, null_usage),
+                is_long=sum(len(delta.logprobs) for delta in deltas) > long_work.MANY_SCORED_TOKENS,
+            )
+            begun.update(delta.index for delta in deltas)
+            if events:
+                await stream.send(events)
         self._observe_end()
-        if self._body.includes_usage:
+        if self._admitted.body.includes_usage:
             await stream.send(event(self._format.usage_chunk(self._identity, self._generation.usage)))
+
+    def _events(self, deltas: list[TextDelta], begun: set[int], null_usage: dict[str, None]) -> bytes:
+        """`begun`: indices of choices that had a delta before."""
+        chunks: list[dict[str, Any]] = []
+        for delta in deltas:
+            chunks += self._format.chunk(self._identity, delta, is_first=delta.index not in begun)
+        return b"".join(event({**chunk, **null_usage}) for chunk in chunks)
 
     async def _last_words(self, stream: EventStream, error: ApiError) -> web.StreamResponse:
         self._exchange.span.set_attribute(SpanAttribute.ERROR_TYPE, error.code or error.kind)
@@ -245,17 +177,11 @@ class _Answer(Generic[BodyT]):
         return stream.response
 
     def _headers(self) -> dict[str, str]:
-        return {
-            **self._exchange.headers,
-            **self._reservation.headers,
-            "x-headrace-engine": self._choice.engine_id,
-            "x-headrace-variant": self._variant.variant,
-            "x-headrace-route-reason": self._choice.reason,
-        }
+        return self._admitted.answer_headers(self._reservation, self._choice)
 
     def _observe(self, deltas: list[TextDelta]) -> None:
         if self._figures is None:  # from the first token on, the request stays where it is
-            model, engine_id = self._variant.model, self._choice.engine_id
+            model, engine_id = self._admitted.variant.model, self._choice.engine_id
             self._figures = self._services.metrics.of_answer(model, engine_id, self._exchange.arrived_at)
         self._figures.updated(delta.finish_reason for delta in deltas if delta.finish_reason is not None)
 

@@ -16,6 +16,7 @@ CREATED = 0  # OpenAI's clients want a time; ours have none that means anything
 class ModelsEndpoint:
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._runners = {model.name: model.runner for model in services.config.models}
 
     async def list(self, request: web.Request) -> web.Response:
         key = await self._services.authenticator.authenticate(request.headers)
@@ -40,6 +41,8 @@ class ModelsEndpoint:
             "owned_by": "headrace",
             # vLLM's extension; what every variant of the route can take
             "max_model_len": min(lengths) if lengths else None,
+            # ours: "generate" or "pooling", the endpoints that take it
+            "runner": self._runners.get(route.split[0].model, "generate"),
         }
 
 

@@ -12,6 +12,10 @@ from shared.messages import ModelCard
 from shared.sampling import MAX_SEED, SamplingParams
 from shared.tokenizer import Tokenizer
 
+# In one answer, where each takes up to 80 bytes. 64 prompts of 2047 tokens with one alternative each
+# just fit.
+MAX_PROMPT_LOGPROBS = 2**18
+
 
 def sampling_of(
     body: GenerationBody,
@@ -43,8 +47,12 @@ def sampling_of(
             f"has {longest} and {max_tokens} more were asked for.",
             "max_tokens",
         )
+    _refuse_too_many_scores(body, sum(prompt_lengths))
+    logprobs = body.num_logprobs
+    if logprobs is None and body.num_candidates > body.n:
+        logprobs = 0  # which are the best?
     sampling = SamplingParams(
-        max_tokens=max_tokens,
+        max_tokens=max(max_tokens, 1),  # an engine generates at least one token
         seed=secrets.randbits(63) if body.seed is None else body.seed & MAX_SEED,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=body.top_k,
@@ -58,9 +66,11 @@ def sampling_of(
         min_tokens=body.min_tokens,
         ignore_eos=body.ignore_eos,
         structured_output=body.form,
-        logprobs=body.num_logprobs,
+        logprobs=logprobs,
         allowed_token_ids=tuple(body.allowed_token_ids),
         bad_words=bad_words,
+        prompt_logprobs=body.num_prompt_logprobs,
+        beam_search=body.beam_search,
     )
     try:
         sampling.check(card.vocab_size)
@@ -84,6 +94,21 @@ def check_token_ids(prompts: Sequence[Sequence[int]], card: ModelCard) -> None:
     for token_ids in prompts:
         if max(token_ids) >= card.vocab_size:
             raise invalid_request(f"Token ids must be below {card.vocab_size}.", "prompt", "invalid_value")
+
+
+def _refuse_too_many_scores(body: GenerationBody, num_prompt_tokens: int) -> None:
+    """Raises ApiError 400: they are held in memory as a whole, and are a large multiple of the request."""
+    if body.num_prompt_logprobs is None:
+        return
+    num_scores = num_prompt_tokens * (body.num_prompt_logprobs + 1) * body.num_prompt_copies
+    if num_scores > MAX_PROMPT_LOGPROBS:
+        raise invalid_request(
+            f"The log-probabilities of {num_prompt_tokens} prompt tokens and of "
+            f"{body.num_prompt_logprobs} alternatives to each would be {num_scores} in this answer; "
+            f"it may have {MAX_PROMPT_LOGPROBS}.",
+            "logprobs" if body.prompt_logprobs is None else "prompt_logprobs",
+            "invalid_value",
+        )
 
 
 def _logit_bias(by_text: dict[str, float]) -> dict[int, float]:

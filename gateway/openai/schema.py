@@ -24,8 +24,10 @@ from gateway.errors import ApiError, invalid_request
 from shared.sampling import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
+    MAX_LENGTH_PENALTY,
     MAX_LOGPROBS,
     MIN_REPETITION_PENALTY,
+    BeamSearch,
     StructuredOutput,
 )
 
@@ -43,6 +45,14 @@ Label = Annotated[str, StringConstraints(max_length=512)]
 
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class FieldError(ValueError):
+    """A check of several fields says which of them is to be changed."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class StreamOptions(Body):
@@ -108,10 +118,16 @@ class StructuredOutputs(Body):
         return StructuredOutput("json_object")
 
 
-class GenerationBody(Body):
-    """Fields that chat and plain completions share."""
+class ModelBody(Body):
+    """What names a model."""
 
     model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    user: Label | None = None
+
+
+class GenerationBody(ModelBody):
+    """Fields that chat and plain completions share."""
+
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
@@ -124,7 +140,6 @@ class GenerationBody(Body):
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     logit_bias: dict[str, float] | None = None
     response_format: ResponseFormat | None = None
-    user: Label | None = None
     # vLLM's
     top_k: int = Field(0, ge=-1, le=INT32_MAX)
     min_p: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
@@ -138,6 +153,9 @@ class GenerationBody(Body):
     skip_special_tokens: bool = True
     cache_salt: Label | None = None
     structured_outputs: StructuredOutputs | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    use_beam_search: bool = False
+    length_penalty: float = Field(1.0, ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY, allow_inf_nan=False)
     # accepted without effect: they are about the caller's own bookkeeping
     metadata: dict[str, str] | None = None
     store: Literal[False] | None = None
@@ -145,11 +163,40 @@ class GenerationBody(Body):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
 
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _is_not_streamed(cls, prompt_logprobs: int | None, info: ValidationInfo) -> int | None:
+        if prompt_logprobs is not None and info.data.get("stream"):
+            raise ValueError("they are not available when stream is true")  # nor are they in vLLM
+        return prompt_logprobs
+
     @model_validator(mode="after")
     def _asks_for_one_form(self) -> Self:
         if self.structured_outputs and self.response_format and self.response_format.form:
             raise ValueError("response_format and structured_outputs cannot both ask for a form")
         return self
+
+    @model_validator(mode="after")
+    def _is_heeded_by_beam_search(self) -> Self:
+        """As far as an engine cannot know; it refuses the rest, see SamplingParams."""
+        if not self.use_beam_search:
+            if self.length_penalty != 1.0:
+                raise FieldError("length_penalty", "it needs use_beam_search to be true")
+            return self
+        if self.stream:
+            raise FieldError("stream", "beams are known at the end only, so it must be false")
+        if self.stop_strings:
+            raise FieldError("stop", "a beam search heeds no stop strings; it does heed stop_token_ids")
+        if self.form is not None:
+            field = "structured_outputs" if self.structured_outputs else "response_format"
+            raise FieldError(field, "a beam search cannot keep to a form")
+        if self.max_output_tokens == 0:
+            raise FieldError("max_tokens", "a beam search needs at least 1")
+        return self
+
+    @property
+    def beam_search(self) -> BeamSearch | None:
+        return BeamSearch(self.num_sequences, self.length_penalty) if self.use_beam_search else None
 
     @property
     def form(self) -> StructuredOutput | None:
@@ -188,8 +235,28 @@ class GenerationBody(Body):
         return None
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        """As `num_logprobs`, of the prompt, wherever in the answer they are wanted."""
+        return self.prompt_logprobs
+
+    @property
+    def num_prompt_copies(self) -> int:
+        """How often the answer tells of each prompt."""
+        return 1
+
+    @property
+    def num_sequences(self) -> int:
+        """That are generated of each prompt."""
+        return self.n
+
+    @property
+    def num_candidates(self) -> int:
+        """Choices among which the best `n` are the answer. A beam search has chosen already."""
+        return self.n if self.use_beam_search else self.num_sequences
+
+    @property
     def max_output_tokens(self) -> int | None:
-        """What the client asked for, if it did."""
+        """What the client asked for, if it did; 0: nothing but the prompt is wanted."""
         return self.max_tokens
 
     @property
@@ -251,10 +318,11 @@ class ChatCompletionBody(GenerationBody):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-MAX_SEQUENCES = 128  # that one request may start: prompts times n
+MAX_SEQUENCES = 128  # that one request may start: prompts times n or best_of
 
 
 class CompletionBody(GenerationBody):
+    max_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
     prompt: (
         str
         | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
@@ -264,22 +332,53 @@ class CompletionBody(GenerationBody):
         ]
     )
     logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool = False
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     # not served yet
     suffix: Literal[""] | None = None
-    echo: Literal[False] | None = None
-    best_of: Literal[1] | None = None
 
     @model_validator(mode="after")
     def _starts_few_sequences(self) -> CompletionBody:
         is_list_of_prompts = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
-        num_sequences = self.n * (len(self.prompt) if is_list_of_prompts else 1)
+        num_sequences = self.num_sequences * (len(self.prompt) if is_list_of_prompts else 1)
         if num_sequences > MAX_SEQUENCES:
-            raise ValueError(f"prompts times n may be at most {MAX_SEQUENCES}, not {num_sequences}")
+            factor = "n" if self.best_of is None else "best_of"
+            message = f"prompts times {factor} may be at most {MAX_SEQUENCES}, not {num_sequences}"
+            raise FieldError(factor, message)
+        return self
+
+    @model_validator(mode="after")
+    def _chooses_among_enough(self) -> CompletionBody:
+        if self.best_of is not None and self.best_of < self.n:
+            raise FieldError("best_of", f"it must be at least n, which is {self.n}")
+        if self.num_candidates > self.n and self.stream:
+            raise FieldError("best_of", "the best are known at the end only, so stream must be false")
+        return self
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> CompletionBody:
+        if self.max_tokens == 0 and not self.echo:
+            raise FieldError("max_tokens", "it must be at least 1, unless echo is true")
+        if self.max_tokens == 0 and self.min_tokens > 0:
+            raise FieldError("min_tokens", "it must be at most max_tokens, which is 0")
         return self
 
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return max((number for number in wanted if number is not None), default=None)
+
+    @property
+    def num_prompt_copies(self) -> int:
+        return self.n
+
+    @property
+    def num_sequences(self) -> int:
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def default_output_tokens(self) -> int | None:
@@ -318,4 +417,7 @@ def _from_validation_error(error: ValidationError) -> ApiError:
     if chosen["type"] == "missing":
         return invalid_request(f"Missing required parameter: {param}", param, "missing_required_parameter")
     reason = chosen["msg"].removeprefix("Value error, ")
+    cause = chosen.get("ctx", {}).get("error")
+    if isinstance(cause, FieldError):
+        param = cause.param
     return invalid_request(f"Invalid value for {param}: {reason}", param or None, "invalid_value")

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from engine_service.compute_thread import ComputeThread
 from engine_service.engine import Engine
 from engine_service.loaders.load import load_model
 from engine_service.loaders.loaded_model import LoadedModel
 from engine_service.model_runner import ModelRunner, use_threads
 from engine_service.served_model import ServedModel, build_engine
+from engine_service.step_execution import OverlappedExecution, StepExecution
 from shared.config import DEFAULT_MODEL_NAME, default_model
 from shared.identifiers import RequestId, TenantId
 from shared.messages import Submit
@@ -46,12 +48,13 @@ def world(transformers_model: Any) -> World:
     return World(loaded, tokenizer, transformers_model, references)
 
 
-def make_engine(loaded: LoadedModel, **changes: Any) -> Engine:
+def make_engine(loaded: LoadedModel, *, execution: StepExecution | None = None, **changes: Any) -> Engine:
     config = default_model().model_copy(
         update={"max_model_len": 512, "num_gpu_blocks_override": 1024, **changes}
     )
     runner = ModelRunner(config, loaded, num_threads=2)
-    return build_engine(config, ServedModel(runner, runner.model_card, runner.text_bundle))
+    served = ServedModel(runner, runner.model_card, runner.text_bundle)
+    return build_engine(config, served, execution=execution)
 
 
 def run_all_at_once(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
@@ -91,11 +94,12 @@ def test_32_prompts_at_once_equal_each_one_alone(world, caching, budget):
         assert engine.load().prefix_cache_hits - hits_before >= 8 * 16
 
 
-@pytest.mark.parametrize("caching", [True, False], ids=["cache", "no-cache"])
-def test_preemption_changes_no_token(world, caching):
+@pytest.mark.parametrize("overlaps", [True, False], ids=["overlap-cache", "no-overlap-no-cache"])
+def test_preemption_changes_no_token(world, overlaps):
     engine = make_engine(
         world.loaded,
-        enable_prefix_caching=caching,
+        execution=OverlappedExecution(ComputeThread()) if overlaps else None,
+        enable_prefix_caching=overlaps,
         max_num_batched_tokens=256,
         max_model_len=384,
         block_size=4,  # small blocks: every sequence wants another one every four tokens
@@ -103,6 +107,7 @@ def test_preemption_changes_no_token(world, caching):
     )
     outputs = run_all_at_once(engine, [reference.prompt for reference in world.references])
     assert_same(world.references, outputs)
+    engine.close()
     print(f"{engine.load().num_preemptions} preemptions")
     assert engine.load().num_preemptions >= 10
 

@@ -11,12 +11,13 @@ import torch
 
 from engine_service.embedding_runner import EmbeddingRunner
 from engine_service.loaders.embedding import load_embedder
-from engine_service.pooling import Pooling
-from shared.config import ModelConfig
+from engine_service.models.encoder import of_like_length
+from engine_service.served_embedder import make_card
+from shared.config import ModelConfig, Pooling
 from shared.errors import ConfigError, InvalidRequest
 from shared.tokenizer import Tokenizer
 from tests.gguf_files import write_gguf
-from tests.models import write_tiny_model
+from tests.models import EOS_TOKEN_ID, write_tiny_model
 
 TEXTS = [
     torch.randint(3, 300, (length,), generator=torch.Generator().manual_seed(length)).tolist()
@@ -45,9 +46,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def runner_for(path: Path, *, pooling: Pooling | None = None, **changes: Any) -> EmbeddingRunner:
-    config = ModelConfig(name="tiny", source=str(path), **({"max_num_batched_tokens": 48} | changes))
-    return EmbeddingRunner(config, load_embedder(config), pooling=pooling)
+def runner_for(path: Path, **changes: Any) -> EmbeddingRunner:
+    fields = {"runner": "pooling", "max_num_batched_tokens": 48} | changes
+    config = ModelConfig(name="tiny", source=str(path), **fields)
+    return EmbeddingRunner(config, load_embedder(config))
 
 
 @torch.inference_mode()
@@ -76,6 +78,23 @@ def test_a_gguf_file_gives_the_embeddings_of_its_model(tmp_path: Path) -> None:
     runner = runner_for(tmp_path / "tiny.gguf")
     assert runner.pooling == "last"
     torch.testing.assert_close(runner.embed(TEXTS), expected(model, "last"), atol=1e-5, rtol=1e-4)
+
+
+def test_an_end_token_that_the_files_ask_for_is_told_to_gateways(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path, "Qwen3ForCausalLM", **DECODER)
+
+    def closing_token_id(source: Path) -> int | None:
+        config = ModelConfig(name="tiny", source=str(source), runner="pooling")
+        return load_embedder(config).text_bundle.closing_token_id
+
+    assert closing_token_id(tmp_path) is None
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"add_eos_token": True}))
+    assert closing_token_id(tmp_path) == EOS_TOKEN_ID
+    for adds_eos in (False, True):
+        file = tmp_path / f"{adds_eos}.gguf"
+        write_gguf(file, model, tmp_path / "tokenizer.json", adds_eos=adds_eos)
+        assert closing_token_id(file) == (EOS_TOKEN_ID if adds_eos else None)
 
 
 def test_a_vector_does_not_depend_on_its_batch(tmp_path: Path) -> None:
@@ -141,6 +160,69 @@ def test_texts_that_do_not_fit_are_named(tmp_path: Path) -> None:
         assert caught.value.param == "input[1]"
     with pytest.raises(ConfigError, match="62"):
         runner_for(tmp_path, max_model_len=63)
+
+
+def test_a_directory_may_declare_shorter_texts_and_shorter_vectors(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, "BertModel", **ENCODER)
+    assert runner_for(tmp_path).max_model_len == 64
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 20, "do_lower_case": false}')
+    assert runner_for(tmp_path).max_model_len == 20
+    assert runner_for(tmp_path, max_model_len=64).max_model_len == 64
+
+    settings = json.loads((tmp_path / "config.json").read_text())
+    for declared, dimensions in (
+        ({}, None),
+        ({"is_matryoshka": True}, []),
+        ({"matryoshka_dimensions": [16, 32]}, [16, 32]),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(settings | declared))
+        loaded = load_embedder(ModelConfig(name="tiny", source=str(tmp_path), runner="pooling"))
+        assert (loaded.architecture, loaded.matryoshka_dimensions) == ("BertModel", dimensions)
+
+
+@pytest.mark.parametrize(
+    ("declared", "configured", "allowed"),
+    [
+        (None, None, None),
+        ([16], None, [16]),
+        (None, True, []),
+        ([16], True, [16]),
+        ([16], False, None),
+    ],
+)
+def test_the_configuration_overrules_what_the_files_say_of_shorter_vectors(
+    declared: list[int] | None, configured: bool | None, allowed: list[int] | None
+) -> None:
+    config = ModelConfig(name="tiny", source="fake:", runner="pooling", is_matryoshka=configured)
+    card = make_card(
+        config,
+        architecture="BertModel",
+        vocab_size=300,
+        max_model_len=64,
+        embedding_dim=64,
+        matryoshka_dimensions=declared,
+    )
+    assert card.matryoshka_dimensions == allowed
+
+
+def test_texts_share_a_padded_batch_with_texts_of_like_length_only() -> None:
+    lengths = [400, 8, 7, 300, 199, 3, 4, 1]
+    groups = of_like_length(lengths)
+    assert sorted(index for group in groups for index in group) == list(range(8))
+    assert [[lengths[index] for index in group] for group in groups] == [
+        [400, 300],
+        [199],
+        [8, 7, 4],
+        [3],
+        [1],
+    ]
+
+
+def test_vectors_that_are_not_normalised_are_the_models_own(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, "BertModel", **ENCODER)
+    raw, unit = runner_for(tmp_path, normalize=False).embed(TEXTS), runner_for(tmp_path).embed(TEXTS)
+    assert (raw.norm(dim=-1) - 1).abs().min() > 0.1
+    torch.testing.assert_close(raw / raw.norm(dim=-1, keepdim=True), unit, atol=1e-6, rtol=1e-5)
 
 
 def test_missing_weights_and_foreign_kinds_are_refused(tmp_path: Path) -> None:

@@ -29,8 +29,15 @@ def address(tmp_path: Path) -> str:
     return f"ipc://{tmp_path}/engine.sock"
 
 
-def test_a_submitted_request_gets_its_tokens(address: str) -> None:
-    with engine(address), peer(address) as gateway:
+@pytest.fixture(params=[(), ("--async-scheduling",)], ids=["plain", "overlap"])
+def overlap(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Flags of an engine, for what must be so with and without overlapped steps."""
+    flags: tuple[str, ...] = request.param
+    return flags
+
+
+def test_a_submitted_request_gets_its_tokens(address: str, overlap: tuple[str, ...]) -> None:
+    with engine(address, *overlap), peer(address) as gateway:
         card = gateway.hello().model
         submits = [gateway.submit(f"r{number}", [number + 40] * 40, max_tokens=8) for number in range(20)]
         gateway.wait_until_finished(*(submit.request_id for submit in submits))
@@ -84,8 +91,8 @@ def test_what_cannot_run_is_rejected_and_the_rest_goes_on(address: str) -> None:
         gateway.wait_until_finished("good")
 
 
-def test_an_abort_ends_a_request_within_a_second(address: str) -> None:
-    with engine(address, source=SLOW), peer(address) as gateway:
+def test_an_abort_ends_a_request_within_a_second(address: str, overlap: tuple[str, ...]) -> None:
+    with engine(address, *overlap, source=SLOW), peer(address) as gateway:
         gateway.hello()
         gateway.submit("r", max_tokens=2000)
         gateway.submit("aborted before it is seen", max_tokens=2000)
@@ -112,8 +119,10 @@ def test_an_abort_may_name_one_request_twice_and_requests_that_are_none(address:
         assert len(gateway.tokens("after")) == 3
 
 
-def test_an_abort_during_a_step_drops_what_the_step_has_computed(address: str) -> None:
-    with engine(address, source="fake:step_delay_ms=1800"), peer(address) as gateway:
+def test_an_abort_during_a_step_drops_what_the_step_has_computed(
+    address: str, overlap: tuple[str, ...]
+) -> None:
+    with engine(address, *overlap, source="fake:step_delay_ms=1800"), peer(address) as gateway:
         gateway.hello()
         gateway.submit("r", max_tokens=2000)
         gateway.wait_for(Heartbeat)
@@ -176,8 +185,8 @@ def test_heartbeats_come_during_a_long_step(address: str) -> None:
 # ---------------------------------------------------------------------- ends
 
 
-def test_sigterm_lets_the_running_finish_and_refuses_the_new(address: str) -> None:
-    with engine(address, source=SLOW) as process, peer(address) as gateway:
+def test_sigterm_lets_the_running_finish_and_refuses_the_new(address: str, overlap: tuple[str, ...]) -> None:
+    with engine(address, *overlap, source=SLOW) as process, peer(address) as gateway:
         gateway.hello()
         submit = gateway.submit("running", max_tokens=20)
         gateway.wait_for(StepResult)
@@ -204,8 +213,10 @@ def test_what_is_not_done_at_the_drain_limit_is_given_back(address: str) -> None
         assert process.wait(10) == 0
 
 
-def test_a_step_that_fails_is_told_to_all_and_ends_the_process(address: str) -> None:
-    with engine(address, source="fake:die_at_step=3") as process:
+def test_a_step_that_fails_is_told_to_all_and_ends_the_process(
+    address: str, overlap: tuple[str, ...]
+) -> None:
+    with engine(address, *overlap, source="fake:die_at_step=3") as process:
         with peer(address, "a") as a, peer(address, "b") as b:
             b.hello()
             a.hello()

@@ -42,7 +42,7 @@ def world(tmp_path: Path) -> Iterator[RouterWorld]:
     pull, push = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     pull.bind("inproc://wire")
     push.connect("inproc://wire")
-    inbox = Inbox(max_submits=10)
+    inbox = Inbox(max_requests=10)
     router = Router(socket, pull, inbox, lambda _: HELLO, max_backlog_messages=10)
     thread = threading.Thread(target=router.run, daemon=True)
     thread.start()

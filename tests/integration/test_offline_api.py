@@ -95,7 +95,7 @@ async def test_streams_end_with_what_the_engine_gives(by_hand):
         llm.shutdown()
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, 1, 2])
 def test_the_examples_of_the_document_run_and_end(number):
     examples = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     ended = subprocess.run([sys.executable, "-c", examples[number]], capture_output=True, timeout=120)

@@ -72,7 +72,8 @@ def receiver() -> Iterator[Receiver]:
 @pytest.fixture(scope="module")
 def stack(redis_url: str, receiver: Receiver) -> Iterator[Stack]:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "200"}
-    document = {"models": [fake_model(options="step_delay_ms=2", engines=2)]}
+    models = [fake_model(options="step_delay_ms=2", engines=2), fake_model("vectors", runner="pooling")]
+    document = {"models": models}
     with Stack(redis_url, document, environment) as stack:
         yield stack
 
@@ -117,6 +118,31 @@ async def test_engine_spans_are_children_of_their_own_request_for_50_in_parallel
         ]
         assert order == sorted(order)
         assert root.end_time_unix_nano >= named[SpanName.ENGINE_PREFILL].end_time_unix_nano
+
+
+def test_a_request_for_embeddings_has_spans_of_its_own(stack, receiver):
+    trace_id = secrets.token_hex(16)
+    body = {"model": "vectors", "input": ["water", "falls"]}
+    headers = {"traceparent": f"00-{trace_id}-{'1' * 16}-01"}
+    assert send(stack.url, "POST", "/v1/embeddings", body, key=stack.key(), headers=headers).status == 200
+
+    def spans() -> list[Span]:
+        ours = [span for span in receiver.spans if span.trace_id.hex() == trace_id]
+        return ours if len(ours) >= 5 else []
+
+    named = {span.name: span for span in wait_until(spans, 10, "five spans")}
+    assert set(named) == {
+        SpanName.HTTP_REQUEST,
+        SpanName.TOKENIZE,
+        SpanName.ROUTE,
+        SpanName.ENGINE_QUEUE,
+        SpanName.ENGINE_PREFILL,
+    }
+    root = named.pop(SpanName.HTTP_REQUEST)
+    assert all(span.parent_span_id == root.span_id for span in named.values())
+    attributes = {each.key: each.value for each in root.attributes}
+    assert attributes["gen_ai.operation.name"].string_value == "embeddings"
+    assert attributes["gen_ai.usage.input_tokens"].int_value == 10
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine_service.block_pool import BlockPool, chained_hash, extend_block_hashes, root_hash
-from engine_service.sequence import Sequence
+from engine_service.sequence import BlockId, Sequence
 from shared.identifiers import RequestId, TenantId
 from tests.unit.worlds import make_sampling
 
@@ -80,6 +80,61 @@ def test_a_shared_block_is_free_only_when_its_last_holder_lets_go() -> None:
     assert pool.num_free_blocks == 1
     pool.release(table)
     assert pool.num_free_blocks == 2
+
+
+def publish_tails(pool: BlockPool, tails: list[list[int]]) -> list[BlockId]:
+    """A block for each, free afterwards."""
+    table = pool.take(len(tails))
+    for block_id, token_ids in zip(table, tails, strict=True):
+        pool.publish_tail(block_id, root_hash(""), token_ids)
+    for block_id in table:
+        pool.release([block_id])
+    return table
+
+
+def test_the_tail_with_most_of_the_tokens_is_found() -> None:
+    pool = BlockPool(num_blocks=5, block_size=8)
+    short, long, longest = publish_tails(pool, [[1, 9], [1, 2, 3, 9], [1, 2, 3, 4, 5]])
+    root = root_hash("")
+    assert pool.find_tail(root, [1, 2, 3, 9, 7]) == (long, 4)
+    assert pool.find_tail(root, [1, 2, 3, 4, 7]) == (longest, 4)
+    assert pool.find_tail(root, [1, 2, 3, 4]) == (longest, 4)
+    assert pool.find_tail(root, [1, 2]) == (long, 2)
+    assert pool.find_tail(root, [1, 9, 9]) == (short, 2)
+    assert pool.find_tail(root, [2]) is None
+    assert pool.find_tail(root_hash("other"), [1, 2]) is None
+    pool.check([])
+
+
+def test_a_free_tail_yields_to_one_that_goes_on_behind_it_and_its_block_is_taken_first() -> None:
+    pool = BlockPool(num_blocks=4, block_size=8)
+    begin, other = publish_tails(pool, [[1, 2], [5, 6]])
+    (longer,) = pool.take(1)
+    pool.publish_tail(longer, root_hash(""), [1, 2, 3])
+    assert pool.free_order() == [begin, 3, other]
+    assert pool.find_tail(root_hash(""), [1, 2, 4]) == (longer, 2)
+    pool.check([[longer]])
+
+
+def test_a_held_tail_stays_beside_one_that_goes_on_behind_it() -> None:
+    pool = BlockPool(num_blocks=3, block_size=8)
+    held, longer = pool.take(2)
+    pool.publish_tail(held, root_hash(""), [1, 2])
+    pool.publish_tail(longer, root_hash(""), [1, 2, 3])
+    pool.release([longer])
+    pool.take(2)
+    assert pool.find_tail(root_hash(""), [1, 2, 3]) == (held, 2)
+
+
+def test_a_tail_can_be_given_up() -> None:
+    pool = BlockPool(num_blocks=3, block_size=8)
+    first, second = publish_tails(pool, [[1, 2], [5, 6]])
+    pool.forget_tail(root_hash(""), [5])
+    pool.forget_tail(root_hash(""), [5, 6])
+    assert pool.find_tail(root_hash(""), [5, 6]) is None
+    assert pool.find_tail(root_hash(""), [1, 2]) == (first, 2)
+    assert pool.free_order()[0] == second
+    pool.check([])
 
 
 def test_releasing_twice_is_an_error() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import io
 import json
 import os
 import subprocess
@@ -11,11 +12,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
+from rich.console import Console
 
 from compose.conversation import Conversation
-from compose.engine_table import engine_rows
+from compose.engine_table import engine_rows, engine_table
 from compose.gateway_client import GatewayClient, GatewayError
 from compose.greeting import url_to_dial
 from compose.key_desk import KeyDesk
@@ -137,6 +140,31 @@ def test_status_shows_load_and_what_is_down() -> None:
     assert up.epoch_age_s is not None
     assert down.state == "down"
     assert engine_rows([record], None)[0].epoch_age_s is None, "perhaps another machine's process id"
+
+
+def test_status_shows_the_limits_of_engines_that_have_a_target() -> None:
+    def shown(*loads: EngineLoad | None) -> str:
+        records = [
+            EngineRecord(EngineId(f"m-{number}"), EngineEpoch("e"), "ipc://", "m", "ready", 1, load)
+            for number, load in enumerate(loads)
+        ]
+        console = Console(width=200, file=io.StringIO())
+        with console.capture() as capture:
+            console.print(engine_table(engine_rows(records, None), None))
+        return capture.get()
+
+    idle = EngineLoad(0, 0, 1, 1, 0, max_num_seqs_now=64, max_num_tokens_now=512)
+    slow = msgspec.structs.replace(
+        idle, max_num_seqs_now=3, max_num_tokens_now=19, decode_step_p95_ms=51.7, meets_itl_target=False
+    )
+    quick = msgspec.structs.replace(slow, decode_step_p95_ms=9.0, meets_itl_target=True)
+    assert "limits" not in shown(idle, None)
+    lines = shown(idle, slow, quick, None).splitlines()
+    assert lines[0].split()[-3:] == ["limits", "step", "p95"]
+    assert lines[1].split()[-2:] == ["–", "–"]
+    assert lines[2].endswith("3 seqs, 19 tokens  52 ms, target missed ")
+    assert lines[3].split()[-2:] == ["9", "ms"]
+    assert lines[4].split()[-2:] == ["–", "–"]
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,12 @@ def test_mistakes_are_named(tmp_path: Path, text: str, complaint: str) -> None:
     assert complaint in raised.value.message
 
 
+@pytest.mark.parametrize("target", [0, -1, 60_001, float("nan"), float("inf"), "fast"])
+def test_a_target_latency_is_a_time_that_somebody_could_wait(target: object) -> None:
+    with pytest.raises(ConfigError, match="target_itl_ms"):
+        parse_config({"models": [{"name": "m", "source": "fake:", "target_itl_ms": target}]})
+
+
 def test_flags_override_the_file() -> None:
     config = with_flags(two_models(), engines=3, host="0.0.0.0", port=0)
     assert [model.engines for model in config.models] == [3, 3]
@@ -125,3 +131,39 @@ def test_secrets_come_from_the_environment() -> None:
         required_secret("HEADRACE_KEY_PEPPER", None, {})
     assert required_secret("HEADRACE_KEY_PEPPER", "kept", {}) == "kept"
     assert required_secret("HEADRACE_KEY_PEPPER", "kept", {"HEADRACE_KEY_PEPPER": "told"}) == "told"
+
+
+def embedding_model(**fields: object) -> HeadraceConfig:
+    return parse_config({"models": [{"name": "e", "source": "fake:", "runner": "pooling", **fields}]})
+
+
+def test_an_embedding_model_survives_the_way_to_the_services() -> None:
+    config = embedding_model(pooling="cls", normalize=False)
+    again = parse_config(config.model_dump(mode="json"))
+    assert again == config
+    assert (again.models[0].pooling, again.models[0].normalize) == ("cls", False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"kv_events_endpoint": "ipc:///e"}, "kv_events_endpoint"),
+        ({"num_gpu_blocks_override": 9}, "num_gpu_blocks_override"),
+        ({"gpu_memory_utilization": 0.5}, "gpu_memory_utilization"),
+        ({"runner": "generate", "pooling": "mean"}, "pooling"),
+        ({"runner": "generate", "normalize": False}, "normalize"),
+        ({"pooling": "max"}, "pooling"),
+        ({"runner": "embed"}, "runner"),
+    ],
+)
+def test_options_of_the_other_kind_of_model_are_refused(fields: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        embedding_model(**fields)
+
+
+def test_a_route_does_not_mix_writers_with_embedders() -> None:
+    models = [{"name": "w", "source": "fake:"}, {"name": "e", "source": "fake:", "runner": "pooling"}]
+    split = [{"variant": "a", "model": "w"}, {"variant": "b", "model": "e"}]
+    with pytest.raises(ConfigError, match="route 'r' mixes"):
+        parse_config({"models": models, "routes": [{"name": "r", "split": split}]})
+    parse_config({"models": models, "routes": [{"name": "r", "split": split[1:]}]})

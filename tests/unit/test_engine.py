@@ -102,7 +102,7 @@ def test_the_first_update_tells_how_much_of_the_prompt_was_cached() -> None:
     world.add("first", make_prompt(10))
     world.run()
     world.add("second", make_prompt(10), max_tokens=2)
-    assert [update.num_cached_tokens for _ in range(2) for update in world.step()] == [8, 0]
+    assert [update.num_cached_tokens for _ in range(2) for update in world.step()] == [9, 0]
 
 
 def test_a_timeline_has_the_moments_of_a_request_in_order() -> None:

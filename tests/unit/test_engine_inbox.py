@@ -14,22 +14,22 @@ GATEWAY = GatewayAddress(b"g")
 
 
 def test_submits_are_bounded_and_aborts_are_not() -> None:
-    inbox = Inbox(max_submits=2)
+    inbox = Inbox(max_requests=2)
     first, second, third = (SubmitReceived(GATEWAY, make_submit(f"r{n}", [1]), 0.0) for n in range(3))
-    assert inbox.offer_submit(first)
-    assert inbox.offer_submit(second)
-    assert not inbox.offer_submit(third)
+    assert inbox.offer(first)
+    assert inbox.offer(second)
+    assert not inbox.offer(third)
     lost = GatewayLost(GATEWAY)
     inbox.put(lost)
     assert inbox.take(wait=False) == [first, second, lost]
-    assert inbox.offer_submit(third)
+    assert inbox.offer(third)
 
 
 def test_an_abort_is_seen_at_once_and_again_in_its_place() -> None:
-    inbox = Inbox(max_submits=2)
+    inbox = Inbox(max_requests=2)
     submit = SubmitReceived(GATEWAY, make_submit("r", [1]), 0.0)
     abort = AbortReceived(GATEWAY, [RequestId("r")])
-    inbox.offer_submit(submit)
+    inbox.offer(submit)
     inbox.put(abort)
     assert inbox.take_fast_aborts() == [abort]
     assert inbox.take_fast_aborts() == []

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.mailbox import Mailbox, MailboxOverflowError
 from shared.identifiers import RequestId
-from shared.messages import SequenceUpdate, TokenLogprobs
+from shared.messages import Beam, SequenceUpdate, TokenLogprobs
 
 A, B = RequestId("a"), RequestId("b")
 
@@ -42,9 +42,22 @@ async def test_what_came_before_a_failure_is_delivered_before_it():
         await mailbox.take()
 
 
-async def test_an_engine_that_sends_more_than_was_asked_for_fails_the_request():
+async def test_the_beams_of_a_search_come_with_its_end():
     mailbox = Mailbox({A: 2})
-    mailbox.put(SequenceUpdate(A, [1, 2, 3]))
+    beam = Beam([1, 2], -0.5, "stop", 2)
+    mailbox.put(SequenceUpdate(A, [], num_cached_tokens=16))
+    mailbox.put(SequenceUpdate(A, [], "stop", beams=[beam, beam]))
+    pending = (await mailbox.take())[A]
+    assert (pending.beams, pending.finish_reason, pending.num_cached_tokens) == ([beam] * 2, "stop", 16)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [SequenceUpdate(A, [1, 2, 3]), SequenceUpdate(A, [], "length", beams=[Beam([1, 2, 3], -0.5, "length")])],
+)
+async def test_an_engine_that_sends_more_than_was_asked_for_fails_the_request(update):
+    mailbox = Mailbox({A: 2})
+    mailbox.put(update)
     with pytest.raises(MailboxOverflowError):
         await mailbox.take()
 

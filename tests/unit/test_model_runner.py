@@ -16,11 +16,10 @@ from engine_service.loaders.loaded_model import LoadedModel
 from engine_service.model_runner import ModelRunner
 from engine_service.openmp import bound_openmp_spinning
 from engine_service.runner import Runner
-from engine_service.sequence import ScheduledRow, StepPlan
 from shared.config import ModelConfig
 from shared.errors import ConfigError
 from shared.sampling import SamplingParams
-from tests.hand_scheduling import make_sequence, run_to_end
+from tests.hand_scheduling import make_sequence, run_step, run_to_end
 from tests.models import EOS_TOKEN_ID, write_tiny_llama
 
 BLOCKS = 8
@@ -51,7 +50,7 @@ def runner_for(loaded: LoadedModel, *, back_end: str | None = None, **changes: A
     return ModelRunner(config_for("unused", **changes), loaded, num_threads=1, back_end=back_end)
 
 
-def outputs(runner: Runner, *, chunk: int, together: bool = True, **params: Any) -> list[list[int]]:
+def outputs(runner: Runner[Any], *, chunk: int, together: bool = True, **params: Any) -> list[list[int]]:
     """20 tokens after each of four prompts of different lengths."""
     sequences = [
         make_sequence(
@@ -84,10 +83,10 @@ def test_rows_that_do_not_reach_their_last_token_sample_nothing(loaded: LoadedMo
     params = SamplingParams(max_tokens=4, seed=0, temperature=0.0)
     first = make_sequence(0, [5, 6, 7, 8, 9], params, num_blocks=BLOCKS)
     second = make_sequence(1, [5, 6, 7], params, num_blocks=BLOCKS)
-    results = runner.execute(StepPlan([ScheduledRow(first, 0, 4), ScheduledRow(second, 0, 3)], 7))
+    results = run_step(runner, (first, 0, 4), (second, 0, 3))
     assert results[0] is None
     assert results[1] is not None
-    assert runner.execute(StepPlan([ScheduledRow(second, 0, 2)], 2)) == [None]
+    assert run_step(runner, (second, 0, 2)) == [None]
 
 
 def test_log_probabilities_are_the_same_after_a_preemption(loaded: LoadedModel) -> None:
@@ -97,11 +96,9 @@ def test_log_probabilities_are_the_same_after_a_preemption(loaded: LoadedModel) 
     sequence = make_sequence(0, list(range(3, 20)), params, num_blocks=BLOCKS)
     while sequence.num_output_tokens < 12:
         num_missing = sequence.num_tokens - sequence.num_computed_tokens
-        [decoded] = runner.execute(
-            StepPlan([ScheduledRow(sequence, sequence.num_computed_tokens, num_missing)], num_missing)
-        )
+        [decoded] = run_step(runner, (sequence, sequence.num_computed_tokens, num_missing))
         num_tokens = sequence.num_tokens
-        [anew] = runner.execute(StepPlan([ScheduledRow(sequence, 0, num_tokens)], num_tokens))
+        [anew] = run_step(runner, (sequence, 0, num_tokens))
         assert decoded is not None
         assert anew is not None
         assert decoded.logprobs is not None

@@ -15,13 +15,19 @@ from engine_service import (
     LLM,
     EngineFailedError,
     GenerationError,
+    Logprob,
     RequestOutput,
     SamplingParams,
     StructuredOutputsParams,
 )
+from engine_service.fake_model import fake_text_bundle, load_fake_model
 from engine_service.fake_runner import FakeModel
+from engine_service.offline.offline_request import OfflineRequest
+from engine_service.offline.prompts import EncodedPrompt
+from shared.config import ModelConfig
 from shared.errors import ConfigError
 from shared.sampling import SamplingParams as EngineParams
+from shared.tokenizer import Tokenizer
 
 ENDLESS = FakeModel()
 
@@ -152,7 +158,7 @@ def test_max_tokens_is_cut_to_the_room_there_is(llm):
 def test_a_repeated_prompt_is_found_in_the_cache():
     prompt = "a" * 100
     with LLM("fake:", block_size=16) as llm:
-        assert [generate(llm, prompt)[0].num_cached_tokens for _ in range(2)] == [0, 96]
+        assert [generate(llm, prompt)[0].num_cached_tokens for _ in range(2)] == [0, 99]
     with LLM("fake:", block_size=16, enable_prefix_caching=False) as llm:
         assert [generate(llm, prompt)[0].num_cached_tokens for _ in range(2)] == [0, 0]
 
@@ -187,6 +193,41 @@ def test_logprobs_come_for_every_token(llm):
     assert choice.cumulative_logprob == pytest.approx(sum(one.logprob for one in own))
     assert "".join(one.decoded_token for one in own) == choice.text
     assert all(2 <= len(named) <= 3 for named in choice.logprobs)
+
+
+def test_prompt_logprobs_come_for_every_token_but_the_first(llm):
+    prompts = ["water flows " * 5, "a"]
+    params = SamplingParams(seed=1, n=3, prompt_logprobs=2)
+    for _ in range(2):  # the second time the prefix cache has it
+        for output in generate(llm, prompts, params):
+            expected = ENDLESS.score_prompt(output.prompt_token_ids, 2)
+            assert output.prompt_logprobs[0] is None
+            for token_id, named, one in zip(
+                output.prompt_token_ids[1:], output.prompt_logprobs[1:], expected, strict=True
+            ):
+                assert next(iter(named)) == token_id
+                assert named[token_id] == Logprob(one.logprob, one.rank, chr(token_id))
+                assert {key: entry.logprob for key, entry in named.items()} == dict(
+                    [(token_id, one.logprob), *one.top]
+                )
+            assert len({tuple(choice.token_ids) for choice in output.outputs}) == 3
+            assert all(choice.logprobs is None for choice in output.outputs)
+    assert generate(llm, "water")[0].prompt_logprobs is None
+
+
+def test_only_the_first_of_several_choices_asks_for_prompt_logprobs():
+    card = load_fake_model(ModelConfig(name="fake", source="fake:")).card
+    request = OfflineRequest(
+        "r",
+        EncodedPrompt(None, [65, 66]),
+        SamplingParams(n=3, prompt_logprobs=2),
+        card,
+        Tokenizer(fake_text_bundle()),
+        seed=0,
+        on_change=lambda _: None,
+    )
+    submits = [continuation.submit for continuation in request.continuations.values()]
+    assert [submit.sampling.prompt_logprobs for submit in submits] == [2, None, None]
 
 
 def test_barred_tokens_do_not_come(llm):

@@ -312,7 +312,7 @@ def test_the_loop_sleeps_while_all_wait_for_grammars_and_wakes_for_one(desk):
     thread = threading.Thread(target=loop.run)
     thread.start()
     submit = make_submit("waits", [1], structured_output=form("grammar", "x"))
-    inbox.offer_submit(SubmitReceived(GatewayAddress(b"g"), submit, 0.0))
+    inbox.offer(SubmitReceived(GatewayAddress(b"g"), submit, 0.0))
     assert desk.compiler.asked.get(timeout=WAIT_S).text == "x"
     begun = time.monotonic()
     num_takes = inbox.num_takes
