@@ -75,7 +75,9 @@ class Scheduler:
         )
         self._running: list[Sequence] = []  # in order of admission
         self._sequences: dict[RequestId, Sequence] = {}  # waiting, deferred and running
-        self._ends_chunks_with_blocks = False  # in the step that is being planned
+        # Of the step that is being planned:
+        self._ends_chunks_with_blocks = False
+        self._num_places = max_num_seqs  # for sequences that run, as far as the limits have a say
         self._planned: deque[StepPlan] = deque()  # whose result was not taken in
         self._force_preemption_every = force_preemption_every
         self._forced_at: dict[RequestId, int] = {}
@@ -225,6 +227,8 @@ class Scheduler:
         """Plans a step and takes the blocks that it writes to; None when there is nothing to compute."""
         assert len(self._planned) < MAX_PLANS_AHEAD, "too many plans without a result"
         self._num_plans += 1
+        # Limits that have become lower throw nobody out. So one that is let in may only replace another one.
+        self._num_places = max(self.limits.max_num_seqs, len(self._running))
         self._make_room_for_head()
         num_preemptions = self.num_preemptions
         self._preempt_if_forced()
@@ -348,7 +352,7 @@ class Scheduler:
         runs: else the next step would preempt what this one has admitted."""
         num_running = len(self._running)
         return (
-            num_running < min(self._max_num_seqs, self.limits.max_num_seqs)
+            num_running < min(self._max_num_seqs, self._num_places)
             and self._tables.num_free_after(sequence, prefix) >= num_running
         )
 

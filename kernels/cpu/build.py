@@ -8,7 +8,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from kernels.dispatch import BackEndUnavailable
 
@@ -16,7 +18,6 @@ _FOLDER = Path(__file__).parent
 # Not -ffast-math: the exponential in vector.h relies on float additions being done as written.
 _FLAGS = (
     "-O3",
-    "-march=native",
     "-std=c++17",
     "-fopenmp",
     "-fno-math-errno",
@@ -24,17 +25,38 @@ _FLAGS = (
     "-shared",
     "-fPIC",
 )
+INSTRUCTION_SETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "native": ("-march=native",),
+        "portable": (),  # what every machine of the architecture has
+        "avx2": ("-mavx2", "-mfma", "-mf16c"),
+        "avx_vnni": ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"),
+        "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"),
+        "avx512_vnni": (
+            "-mavx512f",
+            "-mavx512bw",
+            "-mavx512dq",
+            "-mavx512vl",
+            "-mavx512vnni",
+            "-mfma",
+            "-mf16c",
+        ),
+    }
+)
+"""Compiler flags by name. Engines use `native`; the others are for tests and benchmarks of a path."""
+
 _COMPILE_TIMEOUT_S = 300
 
 
-def built_library() -> Path:
+def built_library(instruction_set: str = "native") -> Path:
     """The shared library of the sources beside this file. Raises BackEndUnavailable if it cannot be built.
 
     The file name holds a hash of sources, compiler flags and CPU, so that a cache that several
     machines share, or an old one, is never used by mistake.
     """
     compiler = _compiler()
-    name = f"headrace-{_fingerprint(compiler)}.so"
+    flags = (*_FLAGS, *INSTRUCTION_SETS[instruction_set])
+    name = f"headrace-{_fingerprint(compiler, flags)}.so"
     folders = [_FOLDER / "build", _user_cache()]
     for folder in folders:
         if (folder / name).exists():
@@ -44,7 +66,7 @@ def built_library() -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 fresh = Path(scratch) / name
-                _compile(compiler, fresh)
+                _compile(compiler, flags, fresh)
                 # Atomic: engines that start at once each build their own and the last one stays.
                 fresh.replace(folder / name)
         except OSError:  # a read-only installation: try the next folder
@@ -68,8 +90,8 @@ def _sources() -> list[Path]:
     return sorted(_FOLDER.glob("*.cpp"))
 
 
-def _fingerprint(compiler: str) -> str:
-    digest = hashlib.sha256(" ".join((compiler, *_FLAGS, _cpu_model())).encode())
+def _fingerprint(compiler: str, flags: tuple[str, ...]) -> str:
+    digest = hashlib.sha256(" ".join((compiler, *flags, _cpu_model())).encode())
     for path in [*_sources(), *sorted(_FOLDER.glob("*.h"))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -90,8 +112,8 @@ def _user_cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "headrace"
 
 
-def _compile(compiler: str, target: Path) -> None:
-    command = [compiler, *_FLAGS, *map(str, _sources()), "-o", str(target)]
+def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
+    command = [compiler, *flags, *map(str, _sources()), "-o", str(target)]
     try:
         result = subprocess.run(
             command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False

@@ -8,6 +8,7 @@ import pytest
 
 from engine_service.fair_share import FairShare
 from engine_service.refusal import Refusal
+from engine_service.step_limits import FixedLimits
 from shared.identifiers import TenantId
 from tests.unit.worlds import expected_output, make_prompt, make_world
 
@@ -53,6 +54,34 @@ def test_an_interactive_request_starts_within_two_steps_of_a_full_batch_queue(nu
     world.assert_idle()
     for name, submit in submits.items():  # those who made room have lost nothing but time
         assert world.output[name] == expected_output(submit)
+
+
+class LoweredLimits(FixedLimits):
+    """As of a target that fewer sequences meet than run."""
+
+    def lower(self, max_num_seqs: int) -> None:
+        self.max_num_seqs = max_num_seqs
+
+
+def test_a_limit_that_was_lowered_lets_an_interactive_request_replace_one_other() -> None:
+    limits = LoweredLimits(max_num_seqs=8, max_num_batched_tokens=64)
+    world = make_world(max_num_seqs=8, policy=FairShare(lambda: NOW_S), limits=limits)
+    submits = [
+        world.add(f"batch-{number}", make_prompt(3, start=number), max_tokens=20, priority=BATCH)
+        for number in range(9)
+    ]
+    world.step()
+    assert world.scheduler.num_running == 8
+    limits.lower(2)
+    world.step()
+    assert world.scheduler.num_running == 8
+    submits.append(world.add("now", make_prompt(9, start=500), max_tokens=4, priority=INTERACTIVE))
+    world.step()
+    assert any(name == "now" for name, _, _ in world.runner.steps[-1])
+    assert (world.scheduler.num_running, world.scheduler.num_preemptions) == (8, 1)
+    world.run()
+    for submit in submits:
+        assert world.output[submit.request_id] == expected_output(submit)
 
 
 def test_a_standard_request_does_not_push_out_its_own_class() -> None:
