@@ -46,6 +46,7 @@ EXIT_MISCONFIGURED = 2
 FAKE_SOURCE = "fake:"
 _PARENT_CHECK_INTERVAL_S = 1.0
 _STUCK_STEP_S = 10.0  # beyond the drain limit, for the step that is being computed
+_COMPUTE_END_S = 1.0  # for a step that nobody waits for any more
 _LINGER_MS = 2000
 
 
@@ -193,6 +194,8 @@ class EngineProcess:
                 self._registry.stop()
             if self._kv_events is not None:
                 self._kv_events.close()
+            self._compute.close()
+            self._compute.join(_COMPUTE_END_S)
             context.destroy(linger=_LINGER_MS)
             remove_socket_file(options.bind)
 

@@ -119,6 +119,7 @@ class EngineService:
         self._outbox.stop()
         for thread in self._threads:
             thread.join(_LAST_WORDS_S)
+        self._loop_thread.close()
         self._loop_thread.join(_LAST_WORDS_S)
 
     def _run(self, role: Callable[[], None]) -> None:

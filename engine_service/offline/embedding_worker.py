@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine_service.compute_thread import ComputeThread
+from engine_service.compute_thread import ComputeThread, ThreadEnded
 from engine_service.embedding_engine import check_text, shortened
 from engine_service.main import load_served_embedder
 from engine_service.offline.failures import EngineFailedError
@@ -39,8 +39,11 @@ class EmbeddingWorker:
         self._config = config
         self._compute = ComputeThread()
         self._served: ServedEmbedder | None = None
-        self._compute_thread_id = self._compute.call(threading.get_ident)
-        self.card, text_bundle = self._compute.call(self._load)
+        try:
+            self.card, text_bundle = self._compute.call(self._load)
+        except BaseException:  # Ctrl-C while it loads
+            self._compute.close()
+            raise
         self.tokenizer = Tokenizer(text_bundle)
 
     def check(self, text: Sequence[int], dimensions: int | None) -> None:
@@ -64,6 +67,8 @@ class EmbeddingWorker:
         for group in self._passes(texts):
             try:
                 computed = self._compute.call(lambda group=group: self._vectors(group))  # type: ignore[misc]
+            except ThreadEnded as error:
+                raise EngineFailedError("it was shut down") from error
             except EngineFailedError:
                 raise
             except Exception as error:  # of the model: anything
@@ -80,10 +85,10 @@ class EmbeddingWorker:
 
     def close(self) -> None:
         """Frees the model, after the pass that is being computed. Idempotent."""
-        self._compute.start(self._free)
-        # The garbage collector may call this in any thread, and none can wait for itself.
-        if threading.get_ident() != self._compute_thread_id:
-            self._compute.join(_END_TIMEOUT_S)
+        with contextlib.suppress(ThreadEnded):
+            self._compute.start(self._free)
+        self._compute.close()
+        self._compute.join(_END_TIMEOUT_S)  # the garbage collector may call this in that very thread
 
     def _passes(self, texts: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
         group: list[Sequence[int]] = []

@@ -42,11 +42,11 @@ class EngineWorker:
         self._commands: queue.SimpleQueue[Callable[[_Desk], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()  # nothing is submitted to a desk that has closed
         self._ended_by: BaseException | None = None
-        self._thread_id: int | None = None
         ready: Future[tuple[ModelCard, Tokenizer]] = Future()
         # One job from the loading to the end: the model is a local of it, and so is gone when it is done.
         # Freed later, by a thread that nobody waits for, it could meet the end of the interpreter.
         self._thread.start(lambda: self._run(config, ready))
+        self._thread.close()
         try:
             self.card, self.tokenizer = ready.result()
         except BaseException:  # Ctrl-C while it loads
@@ -67,14 +67,24 @@ class EngineWorker:
     def close(self) -> None:
         """Ends everything. Idempotent; waits for the step that is being computed."""
         self._commands.put(lambda desk: desk.close())
-        # The garbage collector may call this in any thread, and none can wait for itself.
-        if threading.get_ident() != self._thread_id:
-            self._thread.join(_END_TIMEOUT_S)
+        self._thread.join(_END_TIMEOUT_S)  # the garbage collector may call this in that very thread
 
     def _run(self, config: ModelConfig, ready: Future[tuple[ModelCard, Tokenizer]]) -> None:
-        self._thread_id = threading.get_ident()
+        compute = ComputeThread() if overlaps_steps(config) else None
         try:
-            compute = ComputeThread() if overlaps_steps(config) else None
+            self._load_and_serve(config, ready, compute)
+        finally:
+            if compute is not None:
+                compute.close()
+                compute.join(_END_TIMEOUT_S)
+
+    def _load_and_serve(
+        self,
+        config: ModelConfig,
+        ready: Future[tuple[ModelCard, Tokenizer]],
+        compute: ComputeThread | None,
+    ) -> None:
+        try:
             served = compute.call(lambda: load_served_model(config)) if compute else load_served_model(config)
             execution = OverlappedExecution(compute) if compute else None
             desk = _Desk(build_engine(config, served, execution=execution))
