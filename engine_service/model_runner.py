@@ -10,6 +10,7 @@ import torch
 
 from engine_service.kv_cache import allocate_kv_cache, copy_blocks
 from engine_service.loaders.loaded_model import LoadedModel
+from engine_service.models.linear import select_linears
 from engine_service.models.registry import build_model
 from engine_service.models.spec import ModelSpec
 from engine_service.prompt_tokens import PromptTokens, gather_prompt_tokens
@@ -76,7 +77,11 @@ class ModelRunner:
         operators = select_operators(back_end, self._device, num_threads=num_threads)
         self.back_end = operators.name
         self._model = build_model(
-            spec, loaded.weights.to(self._device), operators, num_positions=self.max_model_len
+            spec,
+            loaded.weights.to(self._device),
+            operators,
+            num_positions=self.max_model_len,
+            linears=select_linears(config, num_threads),
         )
         self._kv_cache = allocate_kv_cache(config, spec, self.max_model_len, self._device)
         self._sampler = Sampler(loaded.text_bundle.eos_token_ids)

@@ -23,13 +23,14 @@ NameOrAll = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-
 Priority = Literal["interactive", "standard", "batch"]
 OnRedisFailure = Literal["fail_open", "fail_closed"]
 Runner = Literal["generate", "pooling"]
+Quantization = Literal["int8"]  # weights; activations have 16 bits. On CPUs, with dtype float32
 Pooling = Literal["mean", "last", "cls"]  # of all tokens, of the last one, of the first one
 
 
 class Section(BaseModel):
-    """A table of the file. Unknown keys are refused."""
+    """A table of the file. Unknown keys are refused, and values of another type: "off" is no boolean."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class RedisConfig(Section):
@@ -64,6 +65,7 @@ class ModelConfig(Section):
     gpu_memory_utilization: float = Field(0.3, gt=0, le=1)  # on a CPU: of the memory free at start
     num_gpu_blocks_override: int | None = Field(None, ge=1)
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    quantization: Quantization | None = None  # of the weights, when they are loaded; None: as `dtype`
     seed: int = Field(0, ge=0)
     num_threads: int | None = Field(None, ge=1)  # None: the cores, divided by the engines
     watchdog_timeout_s: float = Field(300.0, gt=0)  # no step done in so long though there is work: give up
@@ -76,7 +78,7 @@ class ModelConfig(Section):
     long_prefill_token_threshold: int | None = Field(None, ge=1)  # None: half of max_num_batched_tokens
     # So long 95 of 100 steps may take in which somebody decodes: batch and chunk are limited, within
     # max_num_seqs and max_num_batched_tokens, to what keeps it; None: they are as configured.
-    target_itl_ms: float | None = Field(None, gt=0, le=60_000)
+    target_itl_ms: float | None = Field(None, gt=0, le=60_000, allow_inf_nan=False)
     device: Literal["cpu", "cuda"] = "cpu"
     # Where an engine tells what its prefix cache holds, in vLLM's format; None: nowhere. `{engine_id}`
     # stands for the engine's id in all three. Events hold the tokens of prompts: not for open networks.
@@ -98,6 +100,12 @@ class ModelConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _quantization_goes_with_the_rest(self) -> ModelConfig:
+        if self.quantization is not None and (self.device != "cpu" or self.dtype != "float32"):
+            raise ValueError("quantization is for the device cpu with the dtype float32")
+        return self
+
+    @model_validator(mode="after")
     def _kv_events_have_somewhere_to_go(self) -> ModelConfig:
         endpoints = (self.kv_events_endpoint, self.kv_events_replay_endpoint)
         if self.kv_events_endpoint is None and self.kv_events_replay_endpoint is not None:
@@ -113,6 +121,7 @@ _OF_GENERATION_ONLY = (
     "gpu_memory_utilization",
     "num_gpu_blocks_override",
     "async_scheduling",
+    "quantization",
     "long_prefill_token_threshold",
     "target_itl_ms",
     "kv_events_endpoint",

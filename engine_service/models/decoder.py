@@ -7,29 +7,59 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from engine_service.kv_cache import KVCache
 from engine_service.models.experts import mixture_of_experts
+from engine_service.models.linear import DenseLinears, Linear, Linears
 from engine_service.models.rotary import rotary_tables
 from engine_service.models.spec import DecoderSpec, RopeSpec
-from engine_service.models.weights import DecoderWeights, LayerWeights
+from engine_service.models.weights import DecoderWeights, ExpertWeights, LayerWeights
 from kernels.attention_metadata import AttentionMetadata
 from kernels.operators import Operators
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """What a layer computes with. What it does not have is None; it has `gated` and `down`, or `experts`."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: Linear
+    query_norm: Tensor | None  # [head_dim]
+    key_norm: Tensor | None  # [head_dim]
+    attention_output: Linear
+    post_attention_norm: Tensor | None  # [hidden]
+    mlp_norm: Tensor  # [hidden]
+    gated: Linear | None
+    down: Linear | None
+    experts: ExpertWeights | None
+    post_mlp_norm: Tensor | None  # [hidden]
 
 
 class DecoderModel:
     """The `engine_service.models.registry.Model` of our families. Stateless: the KV cache is handed in."""
 
     def __init__(
-        self, spec: DecoderSpec, weights: DecoderWeights, operators: Operators, *, num_positions: int
+        self,
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        operators: Operators,
+        *,
+        num_positions: int,
+        linears: Linears | None = None,
     ) -> None:
+        """`linears` makes what multiplies with the matrices, but for those of experts; None: as they are."""
+        linears = linears or DenseLinears(operators)
         self._spec = spec
-        self._weights = weights
         self._operators = operators
+        self._embedding = weights.embedding
+        self._layers = [_make_layer(spec, layer, linears) for layer in weights.layers]
+        self._norm = weights.norm
+        self._head = linears.plain(weights.head)
         self._gate = {"silu": operators.silu_and_mul, "gelu_tanh": operators.gelu_tanh_and_mul}[
             spec.activation
         ]
@@ -63,7 +93,7 @@ class DecoderModel:
         return map(self._logits, torch.split(hidden, [len(part) for part in parts]))
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = linear(hidden, self._weights.head).float()
+        logits = self._head(hidden).float()
         if self._spec.logit_divisor != 1.0:
             logits = logits / self._spec.logit_divisor
         if (cap := self._spec.logit_softcap) is not None:
@@ -79,20 +109,20 @@ class DecoderModel:
         rows: Tensor,
     ) -> Tensor:
         """As `forward`, but what the output projection reads: `[num_rows, hidden]`, after the last norm."""
-        weights, operators, eps = self._weights, self._operators, self._spec.rms_norm_eps
-        residual = embedding(token_ids, weights.embedding)  # [num_tokens, hidden], ours to change
+        layers, operators, eps = self._layers, self._operators, self._spec.rms_norm_eps
+        residual = embedding(token_ids, self._embedding)  # [num_tokens, hidden], ours to change
         if self._embedding_multiplier != 1.0:
             residual *= self._embedding_multiplier
-        normed = operators.rms_norm(residual, weights.layers[0].input_norm, eps)
-        for index, layer in enumerate(weights.layers):
+        normed = operators.rms_norm(residual, layers[0].input_norm, eps)
+        for index, layer in enumerate(layers):
             attended = self._attention(normed, positions, layer, kv_cache, index, metadata)
-            is_last = index + 1 == len(weights.layers)
+            is_last = index + 1 == len(layers)
             if is_last:  # only the wanted rows go on: a prompt chunk of 512 tokens needs one, or none
                 attended, residual = attended[rows], residual[rows]
             attended = self._for_residual(attended, layer.post_attention_norm)
             normed = operators.add_rms_norm(attended, residual, layer.mlp_norm, eps)
             transformed = self._for_residual(self._mlp(normed, layer, index), layer.post_mlp_norm)
-            next_norm = weights.norm if is_last else weights.layers[index + 1].input_norm
+            next_norm = self._norm if is_last else layers[index + 1].input_norm
             normed = operators.add_rms_norm(transformed, residual, next_norm, eps)
         return normed
 
@@ -100,13 +130,13 @@ class DecoderModel:
         self,
         normed: Tensor,
         positions: Tensor,
-        layer: LayerWeights,
+        layer: _Layer,
         kv_cache: KVCache,
         index: int,
         metadata: AttentionMetadata,
     ) -> Tensor:
         spec, operators, layer_spec = self._spec, self._operators, self._spec.layers[index]
-        qkv = linear(normed, layer.qkv, layer.qkv_bias)
+        qkv = layer.qkv(normed)
         query, key, value = torch.split(qkv, [spec.query_width, spec.kv_width, spec.kv_width], dim=-1)
         query = self._heads(query, spec.num_heads, layer.query_norm)
         key = self._heads(key, spec.num_kv_heads, layer.key_norm)
@@ -124,7 +154,7 @@ class DecoderModel:
             window=layer_spec.window,
             softcap=spec.attention_softcap,
         )
-        return linear(attended.flatten(1), layer.attention_output, layer.attention_output_bias)
+        return layer.attention_output(attended.flatten(1))
 
     def _heads(self, flat: Tensor, num_heads: int, norm: Tensor | None) -> Tensor:
         """`[num_tokens, num_heads * head_dim]`, each head normed if there is a norm, as separate heads."""
@@ -134,19 +164,34 @@ class DecoderModel:
         each = flat.reshape(-1, self._spec.head_dim)
         return self._operators.rms_norm(each, norm, self._spec.rms_norm_eps).view(shape)
 
-    def _mlp(self, normed: Tensor, layer: LayerWeights, index: int) -> Tensor:
+    def _mlp(self, normed: Tensor, layer: _Layer, index: int) -> Tensor:
         if layer.experts is not None:
             experts = self._spec.layers[index].experts
             assert experts is not None, "weights of experts come with their shape"
             return mixture_of_experts(normed, layer.experts, experts, self._gate)
-        assert layer.gate_up is not None, "a layer has an MLP or experts"
+        assert layer.gated is not None, "a layer has an MLP or experts"
         assert layer.down is not None, "an MLP has both matrices"
-        return linear(
-            self._gate(linear(normed, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias
-        )
+        return layer.down(layer.gated(normed))
 
     def _for_residual(self, x: Tensor, norm: Tensor | None) -> Tensor:
         """What half a layer adds to the residual, from what it computed."""
         if norm is not None:
             x = self._operators.rms_norm(x, norm, self._spec.rms_norm_eps)
         return x if self._spec.residual_multiplier == 1.0 else x * self._spec.residual_multiplier
+
+
+def _make_layer(spec: DecoderSpec, layer: LayerWeights, linears: Linears) -> _Layer:
+    gate_up, down = layer.gate_up, layer.down
+    return _Layer(
+        input_norm=layer.input_norm,
+        qkv=linears.plain(layer.qkv, layer.qkv_bias),
+        query_norm=layer.query_norm,
+        key_norm=layer.key_norm,
+        attention_output=linears.plain(layer.attention_output, layer.attention_output_bias),
+        post_attention_norm=layer.post_attention_norm,
+        mlp_norm=layer.mlp_norm,
+        gated=None if gate_up is None else linears.gated(gate_up, layer.gate_up_bias, spec.activation),
+        down=None if down is None else linears.plain(down, layer.down_bias),
+        experts=layer.experts,
+        post_mlp_norm=layer.post_mlp_norm,
+    )

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from engine_service.kv_cache import KVCache
 from engine_service.models.decoder import DecoderModel
+from engine_service.models.linear import Linears
 from engine_service.models.spec import DecoderSpec, ModelSpec
 from engine_service.models.transformers_module import TransformersModel, TransformersModule
 from engine_service.models.weights import DecoderWeights
 from kernels.attention_metadata import AttentionMetadata
 from kernels.operators import Operators
+from shared.errors import ConfigError
 
 Weights = DecoderWeights | TransformersModule
 
@@ -50,9 +52,24 @@ class Model(Protocol):
         """
 
 
-def build_model(spec: ModelSpec, weights: Weights, operators: Operators, *, num_positions: int) -> Model:
-    """num_positions: the longest sequence that will be computed."""
+def build_model(
+    spec: ModelSpec,
+    weights: Weights,
+    operators: Operators,
+    *,
+    num_positions: int,
+    linears: Linears | None = None,
+) -> Model:
+    """num_positions: the longest sequence that will be computed. linears: as in DecoderModel.
+
+    Raises ConfigError for `linears` that the weights do not go with.
+    """
     if isinstance(weights, TransformersModule):
+        if linears is not None:
+            raise ConfigError(
+                f"{spec.architecture} runs as transformers' own module, whose weights cannot be quantised",
+                "quantization",
+            )
         return TransformersModel(weights, operators)
     assert isinstance(spec, DecoderSpec), "our own weights come with a spec of our own families"
-    return DecoderModel(spec, weights, operators, num_positions=num_positions)
+    return DecoderModel(spec, weights, operators, num_positions=num_positions, linears=linears)

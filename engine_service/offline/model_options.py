@@ -25,6 +25,7 @@ class ModelOptions(TypedDict, total=False):
     gpu_memory_utilization: float
     num_gpu_blocks_override: int | None
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"]
+    quantization: Literal["int8"] | None
     seed: int  # of the seeds that are drawn for requests without one
     num_threads: int | None
     max_queued_requests: int

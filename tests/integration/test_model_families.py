@@ -343,6 +343,33 @@ def test_both_spellings_of_rotary_parameters_mean_the_same(
     assert read_decoder_spec(least | old, architecture) == read_decoder_spec(least | new, architecture)
 
 
+@pytest.mark.parametrize("name", ["qwen2", "gemma3", "granite", "phi3"])
+def test_eight_bit_weights_stay_near(tmp_path: Path, name: str) -> None:
+    architecture, changes = MODELS[name]
+    model = write(tmp_path, architecture, changes)
+    error = error_of(model, run(load(tmp_path), chunk=7, quantization="int8"))
+    print(f"{error:.1e}")
+    assert 1e-5 < error < 0.1  # not nothing: else the matrices were not quantised
+
+
+def test_with_eight_bit_weights_a_sequence_alone_gets_the_same_logits_as_in_a_batch(tmp_path: Path) -> None:
+    architecture, changes = MODELS["llama"]
+    write(tmp_path, architecture, changes)
+    loaded = load(tmp_path)
+    (in_company, logits), *_ = run(loaded, chunk=7, quantization="int8")
+    ((alone, logits_alone),) = run(loaded, chunk=7, quantization="int8", prompt_lens=PROMPT_LENS[:1])
+    assert alone.token_ids == in_company.token_ids
+    assert torch.equal(logits_alone, logits)
+
+
+def test_a_module_of_transformers_cannot_be_quantised(tmp_path: Path) -> None:
+    architecture, changes = FOREIGN["olmo2"]
+    write(tmp_path, architecture, changes)
+    with pytest.raises(ConfigError, match="Olmo2ForCausalLM runs as transformers' own module") as caught:
+        run(load(tmp_path), chunk=7, quantization="int8")
+    assert caught.value.param == "quantization"
+
+
 @pytest.mark.parametrize("name", ["gemma3", "qwen3-moe", "granite", "phi3"])
 def test_half_precision_stays_near(tmp_path: Path, name: str) -> None:
     architecture, changes = MODELS[name]

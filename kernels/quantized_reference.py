@@ -1,0 +1,162 @@
+"""Quantised weights, and the exact arithmetic of a linear layer with them, in plain torch: the C++'s oracle.
+
+A weight is integers with scales, one per output or one per output and group of inputs, and in the 4-bit
+format minimums: `w = scale * q + minimum`. Activations become 16-bit integers with one scale per row, at each
+call. Products are summed exactly within a group; sums of groups and what follows are floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+LARGEST_ACTIVATION = 32767.0
+SMALLEST_MAGNITUDE = 2.0**-100
+"""A row of activations with nothing larger counts as zeros: its scale's inverse would not be finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    name: str
+    group: int | None  # inputs that share a scale; None: all of an output
+    has_minimums: bool  # then values are 0 .. 15, else -127 .. 127 (-128 where a file has it)
+
+
+FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            WeightFormat("int8_channel", None, has_minimums=False),
+            WeightFormat("int8_group32", 32, has_minimums=False),
+            WeightFormat("int8_group64", 64, has_minimums=False),
+            WeightFormat("int4_group32", 32, has_minimums=True),
+        )
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    format: WeightFormat
+    values: Tensor  # int8, or uint8 with minimums: [num_outputs, num_inputs]
+    scales: Tensor  # float16 [num_outputs, num_groups], or float32 [num_outputs, 1] without groups
+    minimums: Tensor | None  # float16 [num_outputs, num_groups]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def num_inputs(self) -> int:
+        return self.values.shape[1]
+
+    def dequantized(self) -> Tensor:
+        """float32 `[num_outputs, num_inputs]`."""
+        groups = self.scales.shape[1]
+        values = self.values.float().view(self.num_outputs, groups, -1) * self.scales.float()[..., None]
+        if self.minimums is not None:
+            values = values + self.minimums.float()[..., None]
+        return values.view(self.num_outputs, self.num_inputs)
+
+    def rows(self, indices: Tensor) -> QuantizedWeight:
+        """These outputs only, in this order: rotary layouts permute them."""
+        minimums = None if self.minimums is None else self.minimums[indices]
+        return QuantizedWeight(self.format, self.values[indices], self.scales[indices], minimums)
+
+
+def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Of one format and width, along the outputs: q, k and v as one layer."""
+    first = weights[0]
+    assert all(weight.format == first.format for weight in weights), "one format"
+    minimums = [weight.minimums for weight in weights if weight.minimums is not None]
+    return QuantizedWeight(
+        first.format,
+        torch.cat([weight.values for weight in weights]),
+        torch.cat([weight.scales for weight in weights]),
+        torch.cat(minimums) if minimums else None,
+    )
+
+
+def weight_format(name: str) -> WeightFormat:
+    """Raises ValueError for a name that is not in FORMATS."""
+    if name not in FORMATS:
+        raise ValueError(f"no weight format is named {name!r}; known: {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def quantize_weight(weight: Tensor, format_name: str) -> QuantizedWeight:
+    """`weight` is float32 `[num_outputs, num_inputs]`.
+
+    Raises ValueError for an unknown format, for a width that is no multiple of its group, and for
+    numbers that are not finite or too large for the format's scales.
+    """
+    chosen = weight_format(format_name)
+    _check_weight(weight, chosen)
+    num_outputs, num_inputs = weight.shape
+    grouped = weight.reshape(num_outputs, -1, chosen.group or num_inputs)
+    scale_type = torch.float32 if chosen.group is None else torch.float16
+    if chosen.has_minimums:
+        minimums = grouped.amin(-1).to(torch.float16)
+        scales = ((grouped.amax(-1) - minimums.float()) / 15).clamp_min(0).to(torch.float16)
+        _check_range(scales, minimums)
+        shifted = grouped - minimums.float()[..., None]
+        values = _divided(shifted, scales).clamp_(0, 15).to(torch.uint8)
+    else:
+        minimums = None
+        scales = (grouped.abs().amax(-1) / 127).to(scale_type)
+        _check_range(scales)
+        values = _divided(grouped, scales).clamp_(-127, 127).to(torch.int8)
+    return QuantizedWeight(chosen, values.view(num_outputs, num_inputs), scales, minimums)
+
+
+def _divided(values: Tensor, scales: Tensor) -> Tensor:
+    wide = scales.float()
+    inverse = torch.where(wide > 0, 1 / wide, 0).nan_to_num(posinf=0.0)
+    return (values * inverse[..., None]).round_()
+
+
+def _check_weight(weight: Tensor, chosen: WeightFormat) -> None:
+    if weight.ndim != 2 or weight.dtype != torch.float32 or 0 in weight.shape:
+        raise ValueError(f"a weight is float32 [out, in], not {weight.dtype} {list(weight.shape)}")
+    if chosen.group is not None and weight.shape[1] % chosen.group:
+        raise ValueError(
+            f"the weight has {weight.shape[1]} inputs, "
+            f"which {chosen.name} cannot cut into groups of {chosen.group}"
+        )
+
+
+def _check_range(*factors: Tensor) -> None:
+    if not all(bool(factor.isfinite().all()) for factor in factors):
+        raise ValueError("the weight holds a number that is not finite or too large for a 16-bit scale")
+
+
+def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
+    """int64 `[num_rows, num_inputs]`, and float32 scales `[num_rows]`: NaN for rows that are not finite."""
+    largest = x.abs().amax(-1)
+    is_finite = x.isfinite().all(-1)
+    is_usable = is_finite & (largest >= SMALLEST_MAGNITUDE)
+    # A number divided by a tensor is the inverse times the number in torch, which rounds twice.
+    factors = torch.where(is_usable, torch.tensor(LARGEST_ACTIVATION) / largest, 0)
+    values = (x * factors[:, None]).where(is_usable[:, None], 0).round()
+    scales = torch.where(is_usable, largest / LARGEST_ACTIVATION, 0).where(is_finite, torch.nan)
+    return values.long(), scales
+
+
+def reference_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+    """float32 `[num_rows, num_outputs]` of float32 `[num_rows, num_inputs]`; floats are summed in float64."""
+    values, scales = quantize_activations(x)
+    groups = weight.scales.shape[1]
+    grouped = values.view(len(x), groups, -1).double()  # exact: sums stay far below 2^53
+    integers = weight.values.view(weight.num_outputs, groups, -1).double()
+    sums = torch.einsum("mgk,ngk->mng", grouped, integers)
+    totals = (sums * weight.scales.double()).sum(-1)
+    if weight.minimums is not None:
+        totals = totals + grouped.sum(-1) @ weight.minimums.double().T
+    result = totals * scales.double()[:, None]
+    if bias is not None:
+        result = result + bias.double()
+    return result.float()

@@ -1,0 +1,307 @@
+"""The quantised linear layers agree with their reference; a row's result depends on nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+
+from kernels.cpu import build
+from kernels.cpu.packed_linear import Gate, LinearLibrary, PackedLinear
+from kernels.cpu.weight_memory import WeightMemory
+from kernels.gguf_blocks import weight_from_blocks
+from kernels.quantized_reference import (
+    FORMATS,
+    QuantizedWeight,
+    quantize_activations,
+    quantize_weight,
+    reference_linear,
+    stacked,
+)
+
+ROWS = (1, 2, 3, 5, 8, 16, 17, 33, 128, 512)
+TOLERANCE = 5e-7  # of the sum of magnitudes: float32 sums over segments
+NEEDED_FLAGS = {
+    "native": set[str](),
+    "portable": set[str](),
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx_vnni": {"avx2", "fma", "f16c", "avx_vnni"},
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+    "avx512_vnni": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
+}
+
+
+def cpu_flags() -> set[str]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return {flag for line in lines if line.startswith("flags") for flag in line.split()}
+
+
+# Each is compiled on its first run, some ten seconds long; the others are tried by `make soak`.
+ALWAYS = ("native", "avx2", "portable")
+BUILDS = [
+    pytest.param(name, marks=() if name in ALWAYS else pytest.mark.soak) for name in build.INSTRUCTION_SETS
+]
+
+
+@pytest.fixture(scope="module", params=BUILDS)
+def library(request: pytest.FixtureRequest) -> LinearLibrary:
+    missing = NEEDED_FLAGS[request.param] - cpu_flags()
+    if missing:
+        pytest.skip(f"this CPU has no {', '.join(sorted(missing))}")
+    return LinearLibrary(request.param)
+
+
+@pytest.fixture(scope="module")
+def native() -> LinearLibrary:
+    return LinearLibrary()
+
+
+def random_weight(num_outputs: int, num_inputs: int, format_name: str, seed: int = 0) -> QuantizedWeight:
+    generator = torch.Generator().manual_seed(seed)
+    return quantize_weight(torch.randn(num_outputs, num_inputs, generator=generator), format_name)
+
+
+def random_rows(num_rows: int, width: int, seed: int = 1) -> Tensor:
+    return torch.randn(num_rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_agrees(ours: Tensor, x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
+    expected = reference_linear(x, weight, bias)
+    magnitude = x.abs() @ weight.dequantized().abs().T + (0 if bias is None else bias.abs())
+    if weight.minimums is not None:  # q * scale and the minimum may cancel: both are summed
+        spread = weight.minimums.float().abs().repeat_interleave(32, 1)
+        magnitude = magnitude + 2 * x.abs() @ spread.T
+    error = (ours - expected).abs() / magnitude.clamp_min(1e-30)
+    assert float(error.max()) < TOLERANCE  # NaN is not below it
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(24, 64), (7, 576), (101, 1088)])
+def test_every_format_agrees_with_the_reference(
+    library: LinearLibrary, format_name: str, num_outputs: int, num_inputs: int
+) -> None:
+    weight = random_weight(num_outputs, num_inputs, format_name)
+    bias = random_rows(1, num_outputs, seed=2)[0]
+    layer = PackedLinear(weight, bias, library=library)
+    for num_rows in (1, 17, 70):
+        x = random_rows(num_rows, num_inputs)
+        assert_agrees(layer(x), x, weight, bias)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_row_alone_and_in_any_batch_gives_the_same_bits(library: LinearLibrary, format_name: str) -> None:
+    weight = random_weight(101, 576, format_name)
+    x = random_rows(max(ROWS), 576)
+    layers = [PackedLinear(weight, num_threads=threads, library=library) for threads in (1, 2)]
+    whole = layers[0](x)
+    for layer in layers:
+        for num_rows in ROWS:
+            assert torch.equal(layer(x[:num_rows]), whole[:num_rows])
+        for row in (1, 17, 511):
+            assert torch.equal(layer(x[row : row + 1]), whole[row : row + 1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_random_shapes_and_strides(native: LinearLibrary, data: st.DataObject) -> None:
+    format_name = data.draw(st.sampled_from(sorted(FORMATS)))
+    group = FORMATS[format_name].group or 1
+    num_inputs = group * data.draw(st.integers(1, 1200 // group))
+    weight = random_weight(
+        data.draw(st.integers(1, 130)), num_inputs, format_name, data.draw(st.integers(0, 99))
+    )
+    num_rows, gap = data.draw(st.integers(1, 90)), data.draw(st.integers(0, 9))
+    x = random_rows(num_rows, num_inputs + gap)[:, gap:]
+    bias = random_rows(1, weight.num_outputs)[0] if data.draw(st.booleans()) else None
+    layer = PackedLinear(weight, bias, num_threads=data.draw(st.integers(1, 2)), library=native)
+    assert_agrees(layer(x), x, weight, bias)
+
+
+@pytest.mark.parametrize("num_inputs", [1, 31, 33, 577])
+def test_one_scale_per_output_takes_any_width(library: LinearLibrary, num_inputs: int) -> None:
+    weight = random_weight(9, num_inputs, "int8_channel")
+    x = random_rows(6, num_inputs)
+    assert_agrees(PackedLinear(weight, library=library)(x), x, weight)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_sums_as_large_as_they_can_be_do_not_overflow(library: LinearLibrary, format_name: str) -> None:
+    weight = quantize_weight(torch.full((3, 8960), -2.0), format_name)
+    x = torch.full((5, 8960), 3.0)
+    assert_agrees(PackedLinear(weight, library=library)(x), x, weight)
+
+
+@pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("format_name", ["int8_channel", "int4_group32"])
+def test_a_gate_works_on_the_halves(library: LinearLibrary, gate: Gate, format_name: str) -> None:
+    weight = random_weight(202, 576, format_name)
+    bias = random_rows(1, 202, seed=2)[0]
+    layer = PackedLinear(weight, bias, gate=gate, num_threads=2, library=library)
+    x = random_rows(33, 576) / 24  # what is gated is about 1
+    gates, up = reference_linear(x, weight, bias).chunk(2, dim=-1)
+    activated = silu(gates) if gate == "silu" else gelu(gates, approximate="tanh")
+    torch.testing.assert_close(layer(x), activated * up, rtol=1e-5, atol=1e-5)
+    assert torch.equal(layer(x)[7:8], layer(x[7:8]))
+
+
+def test_a_residual_is_added_to_in_place(library: LinearLibrary) -> None:
+    layer = PackedLinear(random_weight(50, 576, "int8_group32"), num_threads=2, library=library)
+    x, wide = random_rows(9, 576), random_rows(9, 60, seed=3)
+    before = wide.clone()
+    layer.add_to(wide[:, 4:54], x)
+    assert torch.equal(wide[:, 4:54], before[:, 4:54] + layer(x))
+    assert torch.equal(wide[:, :4], before[:, :4])
+    assert torch.equal(wide[:, 54:], before[:, 54:])
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_extreme_activations(library: LinearLibrary, format_name: str) -> None:
+    weight = random_weight(30, 128, format_name)
+    layer = PackedLinear(weight, library=library)
+    x = random_rows(8, 128)
+    x[0] = 0
+    x[1, 5] = 1e30  # an outlier: the rest rounds to nothing
+    x[2] = 1e-42  # denormal
+    x[3] *= 1e30
+    x[4, 0] = float("inf")
+    x[5, 127] = float("nan")
+    x[6, 3] = float("-inf")
+    ours = layer(x)
+    usable = [0, 1, 2, 3, 7]
+    assert_agrees(ours[usable], x[usable], weight)
+    assert torch.equal(ours[0], torch.zeros(30))
+    assert ours[[4, 5, 6]].isnan().all()
+    assert torch.equal(ours[7:8], layer(x[7:8]))
+
+
+def test_activations_keep_almost_all_their_bits() -> None:
+    x = random_rows(4, 576)
+    values, scales = quantize_activations(x)
+    assert float((values * scales[:, None] - x).abs().max()) <= float(x.abs().max()) / 65534 * 1.001
+
+
+def q4_row(kind: str, num_blocks: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Random blocks of a row as bytes, and the values that the format's description gives them."""
+    scales = torch.randn(num_blocks, generator=generator).half()
+    minimums = torch.randn(num_blocks, generator=generator).half()
+    if kind == "Q8_0":
+        quantized = torch.randint(-127, 128, (num_blocks, 32), generator=generator, dtype=torch.int8)
+        parts = [scales[:, None].view(torch.uint8), quantized.view(torch.uint8)]
+        return torch.cat(parts, 1).flatten(), (scales.float()[:, None] * quantized).flatten()
+    quantized = torch.randint(0, 16, (num_blocks, 32), generator=generator, dtype=torch.uint8)
+    nibbles = quantized[:, :16] | (quantized[:, 16:] << 4)
+    if kind == "Q4_0":
+        parts = [scales[:, None].view(torch.uint8), nibbles]
+        return torch.cat(parts, 1).flatten(), (scales.float()[:, None] * (quantized.float() - 8)).flatten()
+    parts = [scales[:, None].view(torch.uint8), minimums[:, None].view(torch.uint8), nibbles]
+    values = scales.float()[:, None] * quantized + minimums.float()[:, None]
+    return torch.cat(parts, 1).flatten(), values.flatten()
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_gguf_blocks_are_taken_over_without_rounding(native: LinearLibrary, kind: str) -> None:
+    generator = torch.Generator().manual_seed(4)
+    rows = [q4_row(kind, 18, generator) for _ in range(50)]
+    weight = weight_from_blocks(torch.stack([row for row, _ in rows]), kind)
+    exact = torch.stack([values for _, values in rows])
+    torch.testing.assert_close(weight.dequantized(), exact, rtol=1e-6, atol=1e-6)
+    x = random_rows(3, 576)
+    ours = PackedLinear(weight, library=native)(x)
+    torch.testing.assert_close(ours, x @ exact.T, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_rounded_weight_is_within_half_a_step(format_name: str) -> None:
+    weight = random_rows(6, 128)
+    weight[2] = 0
+    weight[3] = 0.25
+    weight[4] *= 1e-3  # scales are subnormal in half precision
+    quantized = quantize_weight(weight, format_name)
+    step = quantized.scales.float().repeat_interleave(128 // quantized.scales.shape[1], 1)
+    error = (quantized.dequantized() - weight).abs()
+    slack = 0.57 if quantized.minimums is None else 0.65  # scales and minimums are themselves rounded
+    assert bool((error <= slack * step + 1e-6).all())
+
+
+def test_stacked_weights_are_the_layers_side_by_side(native: LinearLibrary) -> None:
+    parts = [random_weight(outputs, 64, "int4_group32", seed=outputs) for outputs in (9, 3, 3)]
+    x = random_rows(2, 64)
+    together = PackedLinear(stacked(parts), library=native)(x)
+    alone = torch.cat([PackedLinear(part, library=native)(x) for part in parts], dim=1)
+    assert torch.equal(together, alone)
+
+
+def test_layers_share_memory_without_touching_each_other(native: LinearLibrary) -> None:
+    memory = WeightMemory()
+    weights = [random_weight(25, 64, name) for name in FORMATS]
+    layers = [PackedLinear(weight, memory=memory, library=native) for weight in weights]
+    x = random_rows(3, 64)
+    for layer, weight in zip(layers, weights, strict=True):
+        assert_agrees(layer(x), x, weight)
+
+
+def test_what_does_not_fit_is_named(native: LinearLibrary) -> None:
+    with pytest.raises(ValueError, match=r"'int5'; known: int8_channel"):
+        quantize_weight(torch.zeros(2, 64), "int5")
+    with pytest.raises(ValueError, match=r"96 inputs.*groups of 64"):
+        quantize_weight(torch.zeros(2, 96), "int8_group64")
+    with pytest.raises(ValueError, match="not finite or too large"):
+        quantize_weight(torch.full((2, 64), 1e30), "int4_group32")
+    with pytest.raises(ValueError, match="multiple of 20"):
+        weight_from_blocks(torch.zeros(2, 19, dtype=torch.uint8), "Q4_1")
+    weight = random_weight(3, 64, "int8_group32")
+    with pytest.raises(ValueError, match="even number of outputs, not 3"):
+        PackedLinear(weight, gate="silu", library=native)
+    with pytest.raises(ValueError, match=r"must be float32 \[3\]"):
+        PackedLinear(weight, torch.zeros(4), library=native)
+    layer = PackedLinear(weight, library=native)
+    with pytest.raises(ValueError, match=r"float32 \[rows, 64\]"):
+        layer(torch.zeros(2, 65))
+    with pytest.raises(ValueError, match="contiguous rows"):
+        layer(torch.zeros(64, 2).T)
+    with pytest.raises(ValueError, match=r"float32 \[2, 3\]"):
+        layer.add_to(torch.zeros(2, 4), torch.zeros(2, 64))
+
+
+def test_no_rows_give_no_rows(native: LinearLibrary) -> None:
+    assert PackedLinear(random_weight(3, 64, "int8_group32"), library=native)(torch.zeros(0, 64)).shape == (
+        0,
+        3,
+    )
+
+
+def test_the_sanitizers_find_nothing(tmp_path: Path) -> None:
+    compiler = os.environ.get("CXX") or shutil.which("c++")
+    if not compiler:
+        pytest.skip("no C++ compiler")
+    folder, program = Path(build.__file__).parent, tmp_path / "bounds"
+    sources = [Path(__file__).with_name("linear_bounds.cpp"), folder / "linear.cpp"]
+    checks = (
+        "address,signed-integer-overflow,bounds,shift,integer-divide-by-zero,float-cast-overflow,bool,enum"
+    )
+    # Unoptimised: twice as quick to compile, and the checks are the same.
+    flags = [
+        "-O0",
+        "-std=c++17",
+        "-fopenmp",
+        f"-fsanitize={checks}",
+        "-fno-sanitize-recover=all",
+        f"-I{folder}",
+    ]
+    sets = ["avx2"] if NEEDED_FLAGS["avx2"] <= cpu_flags() else ["portable"]
+    command = [compiler, *flags, *build.INSTRUCTION_SETS[sets[0]], *map(str, sources), "-o", str(program)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "sanitize" in built.stderr or "asan" in built.stderr:
+        pytest.skip(f"the compiler has no sanitizers: {built.stderr.strip()[-200:]}")
+    assert built.returncode == 0, built.stderr
+    result = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert int(result.stdout.split()[0]) > 500
