@@ -273,6 +273,7 @@ class EngineMachine(RuleBasedStateMachine):
         decoding = [asked for asked in naive.live.values() if asked.runs and asked.num_missing == 1]
         num_plans, num_events = len(world.runner.plans), len(world.kv_events)
         num_steps = world.engine.load().num_steps
+        plans_once = num_plans > num_steps or not self.engine.async_scheduling
         num_preemptions = world.scheduler.num_preemptions
         aborted: set[str] = set()
         passed_over: list[Asked] = []  # who waits and might have run
@@ -287,7 +288,7 @@ class EngineMachine(RuleBasedStateMachine):
                 plans = world.runner.plans[num_plans:]
                 for plan in plans:
                     naive.see_plan(plan.rows)
-                if len(plans) < 2:  # else it is not known who waited before the second one
+                if plans_once:  # else it is not known who waited before the second plan
                     computed = {row.sequence.request_id for plan in plans for row in plan.rows}
                     naive.check_turns(computed, decoding, waited)
                     if sum(plan.num_tokens for plan in plans) < naive.rules.max_num_batched_tokens:

@@ -52,10 +52,24 @@ class ListeningRunner(FakeRunner):
         return super().prepare(plan)
 
 
+class _Overlap:
+    """One compute thread for all worlds with overlap, of which only the newest may be used."""
+
+    def __init__(self) -> None:
+        self._thread = ComputeThread()
+        self._newest: OverlappedExecution | None = None
+
+    def execution(self) -> OverlappedExecution:
+        if self._newest is not None:
+            # Else a step that a failed test has left there would wait for ever, and all tests behind it.
+            self._newest.close()
+        self._newest = OverlappedExecution(self._thread)
+        return self._newest
+
+
 @functools.cache
-def compute_thread() -> ComputeThread:
-    """One for all worlds with overlap: whatever was left running there ends before the next step begins."""
-    return ComputeThread()
+def _overlap() -> _Overlap:
+    return _Overlap()
 
 
 @dataclass
@@ -170,7 +184,7 @@ def make_world(
         vocab_size=vocab_size,
         grammars=grammars,
         kv_events=recorder,
-        execution=OverlappedExecution(compute_thread()) if async_scheduling else None,
+        execution=_overlap().execution() if async_scheduling else None,
         clock=clock,
     )
     return World(engine, scheduler, pool, runner, clock, kv_events=kv_events)
