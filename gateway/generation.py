@@ -20,7 +20,7 @@ from gateway.prompt_answer import Echo, PromptAnswer
 from gateway.scored_token import RankedToken, ScoredToken, TextPosition, score
 from shared.detokenizer import IncrementalDetokenizer
 from shared.identifiers import RequestId, TenantId, fresh_request_id
-from shared.messages import FinishReason, Submit, TokenLogprobs
+from shared.messages import FinishReason, Reject, Submit, TokenLogprobs
 from shared.sampling import MAX_SEED, SamplingParams
 from shared.telemetry import inject
 from shared.tokenizer import Tokenizer
@@ -50,6 +50,7 @@ class GenerationPlan:
     cache_salt: str
     tells_logprobs: bool = False  # what `sampling` asks of the engine may be for our own use
     num_prompt_logprobs: int | None = None  # alternatives to tell beside each prompt token; None: no scores
+    form_param: str = "response_format"  # the field that asked for the form of the output
     keeps_output: bool = True  # False: the answer ends with the prompt, whatever the engine generates
 
 
@@ -223,6 +224,12 @@ class Generation:
             cached_tokens=sum(cached.values()),
         )
 
+    def _in_words_of_the_client(self, reject: Reject) -> Reject:
+        """The engine knows one name for the form of the output, clients have two fields for it."""
+        if reject.param != "response_format":
+            return reject
+        return msgspec.structs.replace(reject, param=self._plan.form_param)
+
     def _apply(self, continuations: list[_Continuation], update: PendingUpdate) -> list[TextDelta]:
         if self._plan.sampling.beam_search is None:
             return [continuation.apply(update) for continuation in continuations]
@@ -247,7 +254,7 @@ class Generation:
         except TimeoutError as error:
             raise timed_out("The engine did not produce a first token in time.") from error
         except EngineRejectedError as error:
-            raise from_reject(error.reject) from error
+            raise from_reject(self._in_words_of_the_client(error.reject)) from error
         except MailboxOverflowError as error:
             raise upstream_error(f"The request failed: {error}.") from error
         self._has_tokens = True

@@ -134,7 +134,7 @@ class Router:
             self._forget(address, f"has not read {len(gateway.backlog)} messages")
             return
         if not gateway.backlog:
-            logger.warning("gateway %s is slow to read; its messages are kept back", gateway.gateway_id)
+            logger.warning("gateway %.64s is slow to read; its messages are kept back", gateway.gateway_id)
         gateway.backlog.append(message)
 
     def _try_send(self, address: GatewayAddress, message: list[bytes]) -> bool:
@@ -158,7 +158,7 @@ class Router:
     def _forget(self, address: GatewayAddress, reason: str) -> None:
         gateway = self._gateways.pop(address, None)
         if gateway is not None:
-            logger.warning("gateway %s %s; its requests are aborted", gateway.gateway_id, reason)
+            logger.warning("gateway %.64s %s; its requests are aborted", gateway.gateway_id, reason)
             self._inbox.put(GatewayLost(address))
 
     # ------------------------------------------------------------------ inwards
@@ -200,7 +200,7 @@ class Router:
     def _greet(self, address: GatewayAddress, hello: GatewayHello) -> None:
         if hello.protocol_version != PROTOCOL_VERSION:
             logger.error(
-                "gateway %s speaks protocol version %d, this engine %d; upgrade the older one",
+                "gateway %.64s speaks protocol version %d, this engine %d; upgrade the older one",
                 hello.gateway_id,
                 hello.protocol_version,
                 PROTOCOL_VERSION,
@@ -213,7 +213,7 @@ class Router:
             # The same name on a new connection: answers between the two may be lost, so it starts anew.
             self._forget(address, "has reconnected")
         self._gateways[address] = _Gateway(hello.gateway_id)
-        logger.info("gateway %s connected", hello.gateway_id)
+        logger.info("gateway %.64s connected", hello.gateway_id)
         self._send(address, encode(self._hello_to(hello)))
         if self._farewell is not None:
             self._send(address, self._farewell)

@@ -85,6 +85,7 @@ class GenerationEndpoint(Generic[BodyT]):
             cache_salt=cache_salt,
             tells_logprobs=body.num_logprobs is not None,
             num_prompt_logprobs=body.prompt_logprobs,
+            form_param="structured_outputs" if body.structured_outputs is not None else "response_format",
             keeps_output=body.max_output_tokens != 0,
         )
 

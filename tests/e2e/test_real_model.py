@@ -80,7 +80,7 @@ def test_a_short_request_that_comes_later_ends_first(client):
         )
         ended.append(name)
 
-    long = threading.Thread(target=run, args=("long", 150))
+    long = threading.Thread(target=run, args=("long", 60))
     long.start()
     time.sleep(0.3)
     run("short", 5)
@@ -92,7 +92,7 @@ def test_16_requests_together_take_less_than_a_third_of_16_in_a_row(client):
     def run(number: int) -> None:
         prompt = f"{number}: tell me about number {number}."
         client.completions.create(
-            model=MODEL, prompt=prompt, max_tokens=20, temperature=0, extra_body={"ignore_eos": True}
+            model=MODEL, prompt=prompt, max_tokens=10, temperature=0, extra_body={"ignore_eos": True}
         )
 
     began = time.monotonic()

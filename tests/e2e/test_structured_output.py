@@ -60,4 +60,4 @@ def test_a_choice_and_a_bad_regex(client):
     assert ask(choice=["yes", "no"]).choices[0].message.content in ("yes", "no")
     with pytest.raises(openai.BadRequestError) as refused:
         ask(regex="(")
-    assert refused.value.param == "response_format"
+    assert refused.value.param == "structured_outputs"

@@ -58,8 +58,6 @@ PATHS = {
     CompletionBody: "/v1/completions",
     EmbeddingsBody: "/v1/embeddings",
 }
-# The engine knows forms of output by one name only.
-NAMED_OTHERWISE = {"structured_outputs": ["response_format"]}
 # What stands around a field inside of others.
 AROUND: dict[tuple[str, ...], dict[str, Any]] = {
     ("messages",): {"messages": MESSAGES},
@@ -158,7 +156,7 @@ def complaint_about(place: tuple[str, ...], status: int, data: bytes) -> str:
         return f"{status}: {error}"
     named = [name for name in re.split(r"\[\d+\]\.?|\.", error["param"] or "") if name]
     is_named = bool(named) and all(a == b for a, b in zip(named, place, strict=False))
-    if not is_named and named != NAMED_OTHERWISE.get(place[0]):
+    if not is_named:
         return f"{error['param']!r} is named: {error['message'][:200]}"
     return ""
 

@@ -243,7 +243,7 @@ def test_a_bad_form_is_a_400_for_its_request_alone(stack, key, fields):
         answer = chat(stack, key, **fields)
         assert answer.status == 400, answer.data
         assert answer.error["type"] == "invalid_request_error"
-        assert answer.error["param"] == "response_format"
+        assert answer.error["param"] == next(iter(fields))
         assert all(other.result().status == 200 for other in others)
     wait_until(lambda: not any(stack.gauges().values()), what="an idle stack")
     assert stack.processes["fake-0"].poll() is None
