@@ -6,18 +6,25 @@ Content is a small tree of tokens, so that prefixes are shared, evicted and publ
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 
 import pytest
 
-from engine_service.block_pool import BlockPool, extend_block_hashes
+from engine_service.block_pool import BlockPool, extend_block_hashes, root_hash
 from engine_service.sequence import BlockHash, BlockId, Sequence
 from shared.identifiers import RequestId, TenantId
 from tests.unit.worlds import make_sampling
 
 _MAX_TABLE_BLOCKS = 7
 _SAMPLING = make_sampling()
+
+
+def num_equal(tokens: list[int], others: list[int]) -> int:
+    """From the beginning on."""
+    pairs = zip(tokens, others, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 class NaivePool:
@@ -27,6 +34,7 @@ class NaivePool:
         self.free = [BlockId(index) for index in range(num_blocks)]  # the next to be taken first
         self.references: Counter[BlockId] = Counter()
         self.found: dict[BlockHash, BlockId] = {}
+        self.tails: dict[BlockId, tuple[BlockHash, list[int]]] = {}  # in the order of their publication
 
     def cached_prefix(self, hashes: list[BlockHash]) -> list[BlockId]:
         missing = next((index for index, each in enumerate(hashes) if each not in self.found), len(hashes))
@@ -42,6 +50,7 @@ class NaivePool:
         taken, self.free = self.free[:num_blocks], self.free[num_blocks:]
         self.references.update(taken)
         self.found = {each: block_id for each, block_id in self.found.items() if block_id not in taken}
+        self.tails = {block_id: tail for block_id, tail in self.tails.items() if block_id not in taken}
         return taken
 
     def release(self, block_ids: list[BlockId]) -> None:
@@ -50,6 +59,25 @@ class NaivePool:
 
     def publish(self, sequence: Sequence, index: int) -> None:
         self.found.setdefault(sequence.block_hashes[index], sequence.block_ids[index])
+
+    def find_tail(self, parent: BlockHash, token_ids: list[int]) -> int:
+        """Tokens that the best tail shares with these."""
+        tails = [tail for other, tail in self.tails.values() if other == parent]
+        return max((num_equal(tail, token_ids) for tail in tails), default=0)
+
+    def publish_tail(self, block_id: BlockId, parent: BlockHash, token_ids: list[int]) -> None:
+        tails = {other: tail for other, (root, tail) in self.tails.items() if root == parent}
+        if any(tail[: len(token_ids)] == token_ids for tail in tails.values()):
+            return
+        self.tails.pop(block_id, None)
+        for other, tail in tails.items():
+            is_superseded = token_ids[: len(tail)] == tail and self.references[other] == 0
+            if is_superseded and other != block_id:
+                del self.tails[other]
+                if other not in self.found.values():  # of no use to anybody now: it is taken first
+                    self.free.remove(other)
+                    self.free.insert(0, other)
+        self.tails[block_id] = parent, token_ids
 
 
 class HashSubscriber:
@@ -92,6 +120,8 @@ class PoolWalk:
             self._grow(self._rng.choice(self._live))
         elif choice < 0.7:
             self._share(self._rng.choice(self._live))
+        elif choice < 0.78:
+            self._tail(self._rng.choice(self._live))
         elif choice < 0.998:
             self._end(self._live.pop(self._rng.randrange(len(self._live))))
         else:
@@ -170,6 +200,24 @@ class PoolWalk:
         self._live.append(twin)
         self.counts["shared"] += 1
 
+    def _tail(self, sequence: Sequence) -> None:
+        """The beginning of a block can be found; then another beginning is looked for."""
+        size = self._pool.block_size
+        index = self._rng.randrange(len(sequence.block_ids))
+        parent = sequence.block_hashes[index - 1] if index else root_hash("", sequence.adapter)
+        begin = index * size
+        tail = sequence.token_ids[begin : begin + self._rng.randint(1, size)]
+        self._pool.publish_tail(sequence.block_ids[index], parent, tail)
+        self._naive.publish_tail(sequence.block_ids[index], parent, tail)
+        wanted = [self._rng.randrange(2) for _ in range(size)]
+        found = self._pool.find_tail(parent, wanted)
+        assert (found[1] if found is not None else 0) == self._naive.find_tail(parent, wanted)
+        if found is not None:
+            root, of_block = self._naive.tails[found[0]]
+            assert root == parent
+            assert of_block[: found[1]] == wanted[: found[1]]
+        self.counts["tail found" if found is not None else "tail missed"] += 1
+
     def _end(self, sequence: Sequence) -> None:
         self._pool.release(sequence.block_ids)
         self._naive.release(sequence.block_ids)
@@ -178,6 +226,7 @@ class PoolWalk:
     def _reset(self) -> None:
         assert self._pool.reset_prefix_cache() == len(self._naive.found)
         self._naive.found.clear()
+        self._naive.tails.clear()
         self.counts["reset"] += 1
 
     def _compare(self) -> None:
@@ -204,7 +253,7 @@ def walk(seed: int, num_operations: int, operations_per_pool: int = 5_000) -> Co
 
 def assert_saw_everything(counts: Counter[str], num_operations: int) -> None:
     kinds = {"hit", "missed", "full", "grown", "evicted", "published", "shared", "released", "reset"}
-    assert counts.keys() == kinds
+    assert counts.keys() == kinds | {"tail found", "tail missed"}
     assert counts["evicted"] > num_operations / 50
     assert counts["hit"] > num_operations / 50
 
