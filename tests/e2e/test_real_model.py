@@ -88,7 +88,7 @@ def test_a_short_request_that_comes_later_ends_first(client):
     assert ended == ["short", "long"]
 
 
-def test_16_requests_together_take_less_than_a_third_of_16_in_a_row(client):
+def test_12_requests_together_take_less_than_half_of_12_in_a_row(client):
     def run(number: int) -> None:
         prompt = f"{number}: tell me about number {number}."
         client.completions.create(
@@ -96,15 +96,15 @@ def test_16_requests_together_take_less_than_a_third_of_16_in_a_row(client):
         )
 
     began = time.monotonic()
-    for number in range(16):
+    for number in range(12):
         run(number)
     in_a_row = time.monotonic() - began
     began = time.monotonic()
-    with ThreadPoolExecutor(16) as threads:
-        list(threads.map(run, range(16, 32)))
+    with ThreadPoolExecutor(12) as threads:
+        list(threads.map(run, range(12, 24)))
     together = time.monotonic() - began
     print(f"in a row {in_a_row:.1f} s, together {together:.1f} s: {in_a_row / together:.1f} times as fast")
-    assert together < in_a_row / 3
+    assert together < in_a_row / 2
 
 
 def test_chat_and_status_work_from_a_script(stack):

@@ -25,7 +25,7 @@ from tests.e2e.reference import TIE, Reference, generate_alone, verified
 from tests.http_client import send
 from tests.stack import Stack
 
-MAX_TOKENS = 40
+MAX_TOKENS = 24
 GREEDY = SamplingParams(max_tokens=MAX_TOKENS, seed=0, temperature=0.0)
 
 
@@ -106,7 +106,7 @@ def test_preemption_changes_no_token(world, overlaps):
     engine = make_engine(
         world.loaded,
         execution=OverlappedExecution(ComputeThread()) if overlaps else None,
-        force_preemption_every=8,  # beside those that the pool brings about
+        force_preemption_every=4,  # beside those that the pool brings about
         enable_prefix_caching=overlaps,
         max_num_batched_tokens=256,
         max_model_len=216,

@@ -45,7 +45,7 @@ def cpu_flags() -> set[str]:
 
 
 # Each is compiled on its first run, some ten seconds long; the others are tried by `make soak`.
-ALWAYS = ("native", "avx2", "portable")
+ALWAYS = ("native", "avx2")
 BUILDS = [
     pytest.param(name, marks=() if name in ALWAYS else pytest.mark.soak) for name in build.INSTRUCTION_SETS
 ]
