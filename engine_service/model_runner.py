@@ -81,7 +81,7 @@ class ModelRunner:
             loaded.weights.to(self._device),
             operators,
             num_positions=self.max_model_len,
-            linears=select_linears(config, num_threads),
+            linears=select_linears(config, operators),
         )
         self._kv_cache = allocate_kv_cache(config, spec, self.max_model_len, self._device)
         self._sampler = Sampler(loaded.text_bundle.eos_token_ids)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from kernels.cpu.packed_linear import LinearLibrary, PackedLinear
+from kernels.cpu.team import Team
 from kernels.cpu.weight_memory import WeightMemory
 from kernels.dispatch import BackEndUnavailable
 from kernels.operators import Operators
@@ -60,13 +61,13 @@ class _Dense:
 class QuantizedLinears:
     """With 8-bit weights and 16-bit activations, see kernels/quantized_reference.py. On a CPU, in float32."""
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, team: Team | None) -> None:
         """Raises ConfigError where the C++ that computes with them cannot be built."""
         try:
             self._library = LinearLibrary()
         except BackEndUnavailable as error:
             raise ConfigError(f"quantised weights need the CPU kernels: {error}", "quantization") from error
-        self._num_threads = num_threads
+        self._team = team
         self._memory = WeightMemory()
 
     def plain(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -81,7 +82,7 @@ class QuantizedLinears:
             _format_of(weight.shape[1]),
             bias,
             gate=activation,
-            num_threads=self._num_threads,
+            team=self._team,
             memory=self._memory,
             library=self._library,
         )
@@ -95,6 +96,6 @@ def _format_of(num_inputs: int) -> str:
     return "int8_channel"
 
 
-def select_linears(config: ModelConfig, num_threads: int) -> Linears | None:
+def select_linears(config: ModelConfig, operators: Operators) -> Linears | None:
     """As `config.quantization` says; None for weights as they are. Raises ConfigError."""
-    return None if config.quantization is None else QuantizedLinears(num_threads)
+    return None if config.quantization is None else QuantizedLinears(getattr(operators, "team", None))

@@ -12,6 +12,7 @@
 #include <limits>
 #include <vector>
 
+#include "team.h"
 #include "vector.h"
 
 namespace {
@@ -19,12 +20,7 @@ namespace {
 constexpr int kTileKeys = 64;
 constexpr int kTileRows = 96;  // query rows (tokens x heads of a group) that share a copied tile of keys
 
-struct Item {
-  int sequence;
-  int kv_head;
-  int first_row;  // of the sequence's query tokens in this step
-  int num_rows;
-};
+using Item = AttentionItem;
 
 int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -247,7 +243,9 @@ void attend_tile(const PagedAttention& call, const Item& item) {
   }
 }
 
-std::vector<Item> cut_into_items(const PagedAttention& call) {
+}  // namespace
+
+std::vector<AttentionItem> attention_items(const PagedAttention& call) {
   const int tile_tokens = std::max(1, kTileRows / (call.num_heads / call.num_kv_heads));
   std::vector<Item> items;
   for (int sequence = 0; sequence < call.num_seqs; ++sequence) {
@@ -263,16 +261,13 @@ std::vector<Item> cut_into_items(const PagedAttention& call) {
   return items;
 }
 
-}  // namespace
-
-void paged_attention(const PagedAttention& call, int num_threads) {
-  const std::vector<Item> items = cut_into_items(call);
-  const int num_items = int(items.size());
-#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads) if (num_items > 1)
-  for (int i = 0; i < num_items; ++i) {
-    if (items[i].num_rows == 1)
-      attend_token(call, items[i]);
+void paged_attention(Worker& worker, const PagedAttention& call, const std::vector<AttentionItem>& items) {
+  for (Range range; worker.take(int64_t(items.size()), 1, range);) {
+    const Item& item = items[size_t(range.first)];
+    if (item.num_rows == 1)
+      attend_token(call, item);
     else
-      attend_tile(call, items[i]);
+      attend_tile(call, item);
   }
+  worker.barrier();
 }

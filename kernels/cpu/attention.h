@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+class Worker;
 
 struct PagedAttention {
   const float* query;  // [num_tokens, num_heads, head_dim]; heads are contiguous
@@ -23,4 +26,15 @@ struct PagedAttention {
   float softcap;  // scores become softcap * tanh(score / softcap); 0: they stay
 };
 
-void paged_attention(const PagedAttention& call, int num_threads);
+struct AttentionItem {
+  int sequence;
+  int kv_head;
+  int first_row;  // of the sequence's query tokens in this step
+  int num_rows;
+};
+
+// The work of a call, the same for every layer of a step.
+std::vector<AttentionItem> attention_items(const PagedAttention& call);
+
+// All threads of a team together; ends with a barrier. `items` are those of `call`.
+void paged_attention(Worker& worker, const PagedAttention& call, const std::vector<AttentionItem>& items);

@@ -18,12 +18,12 @@ _FOLDER = Path(__file__).parent
 # Not -ffast-math: the exponential in vector.h relies on float additions being done as written.
 _FLAGS = (
     "-O3",
-    "-std=c++17",
-    "-fopenmp",
+    "-std=c++20",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-shared",
     "-fPIC",
+    "-pthread",
 )
 INSTRUCTION_SETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -1,181 +1,23 @@
-// The quantised linear layer: packing of weights, and the product for any number of rows.
-//
-// Packed weights. Outputs are cut into panels of kPanelWidth, inputs into segments: a group that shares a scale,
-// or, with one scale per output, as many as int32 sums can hold. A panel is one contiguous run, in the order in
-// which it is multiplied: [panel][segment]{scales, minimums, [pair of inputs][output][2]}. So one row streams through
-// the weights once at the speed of memory, and many rows share a chunk of a panel that is expanded to int16 once.
+// The product of quantised weights and any number of rows.
 //
 // Why results do not depend on the batch or on threads: sums within a segment are exact, and the float sum over
 // segments is made in the same order, by the same instructions, on every path.
 #include "linear.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <type_traits>
-#include <vector>
 
+#include "activations.h"
+#include "gates.h"
 #include "integer_lanes.h"
-#include "vector.h"
+#include "linear_layout.h"
+#include "team.h"
 
 namespace {
 
-constexpr int kColumns = 3;  // registers of outputs side by side
-constexpr int kPanelWidth = kColumns * kIntLanes;
-constexpr int kInputMultiple = 32;  // inputs are padded with zeros to it
-constexpr int kPairsPerStep = 4;
-// 127 * 32767 * 512 is the last multiple of 32 inputs whose sum stays below 2^31.
-constexpr int64_t kMaxSegment = 512;
 constexpr int64_t kChunkInputs = 512;  // expanded at once: 24 outputs of them take 24 KiB, L1
 constexpr int64_t kOwnRows = 4;  // so few rows each thread quantises itself: waiting for the others takes longer
-constexpr int64_t kMaxBlockRows = 256;
-constexpr int64_t kMinBlockRows = 64;
-constexpr int64_t kBlockBytes = 512 << 10;  // of quantised activations, so that they stay in L2
-constexpr int64_t kParallelProducts = 1 << 17;  // below this, waking a thread costs more than it saves
 constexpr int64_t kPrefetchBytes = 4096;  // how far ahead of the products weights are fetched
-constexpr float kLargestActivation = 32767.0f;
-constexpr float kSmallestMagnitude = 7.8886091e-31f;  // 2^-100: 32767 / x would overflow soon below it
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
-
-struct Layout {
-  explicit Layout(const LinearWeights& weights)
-      : has_channel_scales(weights.format == kInt8PerChannel),
-        has_minimums(weights.format == kInt4Group32),
-        padded_inputs(round_up(weights.num_inputs, kInputMultiple)) {
-    switch (weights.format) {
-      case kInt8PerChannel:
-        segment = round_up(divide_up(padded_inputs, divide_up(padded_inputs, kMaxSegment)), kInputMultiple);
-        break;
-      case kInt8Group64:
-        segment = 64;
-        break;
-      default:
-        segment = 32;
-    }
-    num_segments = divide_up(padded_inputs, segment);
-    header_bytes = has_channel_scales ? 0 : (has_minimums ? 2 : 1) * kPanelWidth * int64_t(sizeof(uint16_t));
-    segment_bytes = header_bytes + segment * kPanelWidth / (has_minimums ? 2 : 1);
-    channel_bytes = has_channel_scales ? kPanelWidth * int64_t(sizeof(float)) : 0;
-    panel_bytes = channel_bytes + num_segments * header_bytes + padded_inputs * kPanelWidth / (has_minimums ? 2 : 1);
-    num_features = weights.gate == kNoGate ? weights.num_outputs : weights.num_outputs / 2;
-    panels_per_unit = weights.gate == kNoGate ? 1 : 2;
-    num_units = divide_up(num_features, kPanelWidth);
-  }
-
-  int64_t num_pairs(int64_t index) const { return std::min(segment, padded_inputs - index * segment) / 2; }
-
-  bool has_channel_scales;
-  bool has_minimums;
-  int64_t padded_inputs;
-  int64_t segment;  // inputs in it; the last one may be shorter
-  int64_t num_segments;
-  int64_t header_bytes;
-  int64_t segment_bytes;
-  int64_t channel_bytes;
-  int64_t panel_bytes;
-  int64_t num_features;    // of the result
-  int64_t panels_per_unit;  // a gate's panel lies beside the one that it gates
-  int64_t num_units;
-};
-
-// Rows of activations as int16, each with a float scale. Rows are cut into tiles of nearly equal height (5 rows as
-// 3 + 2, not 4 + 1). A tile is one run of [pair of inputs][row of the tile][2], in the order in which it is read.
-struct Activations {
-  int16_t* values;
-  float* scales;      // [rows]
-  float* group_sums;  // [tile][group][row of the tile]: sums of a segment's integers, where minimums need them
-  int16_t* row;       // [padded_inputs], scratch
-  int64_t num_inputs;
-  int64_t num_groups;  // 0 without minimums
-  int64_t num_rows;
-
-  int64_t num_tiles() const { return divide_up(num_rows, kTileRows); }
-  int64_t first_row(int64_t tile) const { return num_rows * tile / num_tiles(); }
-};
-
-// Memory of a thread that lives from call to call: fresh pages cost more than the product of a small layer.
-struct Workspace {
-  std::vector<int16_t> values;
-  std::vector<int16_t> row;
-  std::vector<float> scales;
-  std::vector<float> group_sums;
-
-  Activations reserve(int64_t rows, const Layout& layout) {
-    grow(values, rows * layout.padded_inputs);
-    grow(row, layout.padded_inputs);
-    grow(scales, rows);
-    grow(group_sums, layout.has_minimums ? rows * layout.num_segments : 0);
-    const int64_t num_groups = layout.has_minimums ? layout.num_segments : 0;
-    return {values.data(), scales.data(), group_sums.data(), row.data(), layout.padded_inputs, num_groups, rows};
-  }
-
-  template <class T>
-  static void grow(std::vector<T>& vector, int64_t size) {
-    if (vector.size() < size_t(size)) vector.resize(size_t(size));
-  }
-};
-
-Workspace& workspace() {
-  thread_local Workspace of_this_thread;
-  return of_this_thread;
-}
-
-// The bits of the largest magnitude: they order as the floats do, and infinity and NaN come last.
-int32_t largest_bits(const float* x, int64_t count) {
-  int32_t largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    int32_t bits;
-    std::memcpy(&bits, x + i, sizeof(bits));
-    bits &= 0x7fffffff;
-    largest = bits > largest ? bits : largest;
-  }
-  return largest;
-}
-
-// Returns the scale.
-float quantize_row(const float* x, int64_t num_inputs, int64_t padded_inputs, int16_t* values) {
-  const int32_t bits = largest_bits(x, num_inputs);
-  float largest;
-  std::memcpy(&largest, &bits, sizeof(largest));
-  const bool is_finite = bits < 0x7f800000;
-  if (!is_finite || largest < kSmallestMagnitude) {
-    std::memset(values, 0, size_t(padded_inputs) * sizeof(int16_t));
-    return is_finite ? 0.0f : NAN;
-  }
-  const Floats factor = broadcast_float(kLargestActivation / largest);
-  int64_t i = 0;
-  for (; i + kIntLanes <= num_inputs; i += kIntLanes) store_rounded(values + i, multiply(load_floats(x + i), factor));
-  if (i < padded_inputs) {
-    float tail[kIntLanes] = {};
-    int16_t rounded_tail[kIntLanes];
-    std::memcpy(tail, x + i, size_t(num_inputs - i) * sizeof(float));
-    store_rounded(rounded_tail, multiply(load_floats(tail), factor));
-    std::memset(values + i, 0, size_t(padded_inputs - i) * sizeof(int16_t));
-    std::memcpy(values + i, rounded_tail, size_t(num_inputs - i) * sizeof(int16_t));
-  }
-  return largest / kLargestActivation;
-}
-
-// x is the first row of the tile. `row` is scratch of the calling thread.
-void quantize_tile(const float* x, int64_t x_stride, int64_t num_inputs, const Activations& target,
-                   int64_t tile, int16_t* row) {
-  const int64_t first = target.first_row(tile), height = target.first_row(tile + 1) - first;
-  int16_t* values = target.values + first * target.num_inputs;
-  float* sums = target.group_sums + first * target.num_groups;
-  for (int64_t r = 0; r < height; ++r) {
-    int16_t* quantized = height == 1 ? values : row;
-    target.scales[first + r] = quantize_row(x + r * x_stride, num_inputs, target.num_inputs, quantized);
-    for (int64_t group = 0; group < target.num_groups; ++group) {
-      int32_t total = 0;
-      for (int64_t i = 0; i < kInputMultiple; ++i) total += quantized[group * kInputMultiple + i];
-      sums[group * height + r] = float(total);
-    }
-    if (height == 1) return;
-    for (int64_t i = 0; i < target.num_inputs; i += 2) std::memcpy(values + i * height + 2 * r, row + i, 4);
-  }
-}
 
 // What the rows of a block sum up over a panel, in units of the scales: [rows, kPanelWidth]. Minimums' part has its own
 // sums, so that it may be added segment by segment or ahead of the products and still round alike.
@@ -462,24 +304,8 @@ struct PanelScale {
 
 constexpr int kRowFloats = (kPanelWidth + kLanes - 1) / kLanes * kLanes;
 
-void apply_gate(Gate gate, float* gates, const float* up) {
-  constexpr float kRoot = 0.79788456f;  // sqrt(2 / pi)
-  for (int64_t i = 0; i < kRowFloats; i += kLanes) {
-    const Vector g = load(gates + i);
-    const Vector factor = gate == kSilu ? 1.0f / (1.0f + exponential(smaller(-g, broadcast(88.0f))))
-                                        : 0.5f * (1.0f + hyperbolic_tangent(kRoot * (g + 0.044715f * g * g * g)));
-    store(gates + i, g * factor * load(up + i));
-  }
-}
-
-struct Output {
-  float* values;
-  int64_t stride;
-  bool accumulates;
-};
-
 void compute_unit(const LinearWeights& weights, const Layout& layout, int64_t unit, const Activations& x,
-                  const Output& output, PanelTotals (&scratch)[2]) {
+                  const LinearOutput& output, PanelTotals (&scratch)[2]) {
   const int64_t feature = unit * kPanelWidth;
   const int64_t count = std::min<int64_t>(kPanelWidth, layout.num_features - feature);
   for (int64_t part = 0; part < layout.panels_per_unit; ++part)
@@ -490,7 +316,7 @@ void compute_unit(const LinearWeights& weights, const Layout& layout, int64_t un
                             feature + (weights.gate == kNoGate ? 0 : layout.num_features), count);
   float result[kRowFloats] = {}, up[kRowFloats] = {};
   for (int64_t row = 0; row < x.num_rows; ++row) {
-    float* target = output.values + row * output.stride + feature;
+    float* target = output.rows + row * output.stride + feature;
     const int64_t at = row * kPanelWidth;
     const float row_scale = x.scales[row];
     if (weights.gate == kNoGate && count == kPanelWidth) {
@@ -506,7 +332,7 @@ void compute_unit(const LinearWeights& weights, const Layout& layout, int64_t un
       if (weights.gate != kNoGate)
         store_floats(up + column * kIntLanes, up_scale.apply(scratch[1].totals + at, row_scale, column));
     }
-    if (weights.gate != kNoGate) apply_gate(weights.gate, result, up);
+    if (weights.gate != kNoGate) apply_gate(weights.gate, result, up, kRowFloats);
     if (output.accumulates)
       for (int64_t i = 0; i < count; ++i) target[i] += result[i];
     else
@@ -514,115 +340,48 @@ void compute_unit(const LinearWeights& weights, const Layout& layout, int64_t un
   }
 }
 
-int64_t block_rows(const Layout& layout) {
-  const int64_t fitting = kBlockBytes / (layout.padded_inputs * int64_t(sizeof(int16_t)));
-  return std::clamp(fitting / kTileRows * kTileRows, kMinBlockRows, kMaxBlockRows);
-}
-
-void compute(const LinearWeights& weights, const float* x, int64_t x_stride, int64_t num_rows, const Output& output) {
-  const Layout layout(weights);
-  const bool shares_activations = num_rows > kOwnRows;
-  const int64_t rows_per_block = block_rows(layout);
-  const bool is_parallel = num_rows * weights.num_inputs * weights.num_outputs >= kParallelProducts;
-  Activations shared{};
-  if (shares_activations) shared = workspace().reserve(std::min(num_rows, rows_per_block), layout);
-#pragma omp parallel num_threads(weights.num_threads) if (is_parallel)
-  {
-    const int64_t thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
-    Activations own = workspace().reserve(shares_activations ? 0 : num_rows, layout);
-    Activations activations = shares_activations ? shared : own;
-    PanelTotals scratch[2];  // of a gate and of what it gates, or the first only
-    for (int64_t begin = 0; begin < num_rows; begin += rows_per_block) {
-      activations.num_rows = std::min(rows_per_block, num_rows - begin);
-      const int64_t num_tiles = activations.num_tiles();
-      const int64_t first_tile = shares_activations ? num_tiles * thread / num_threads : 0;
-      const int64_t end_tile = shares_activations ? num_tiles * (thread + 1) / num_threads : num_tiles;
-      for (int64_t tile = first_tile; tile < end_tile; ++tile)
-        quantize_tile(x + (begin + activations.first_row(tile)) * x_stride, x_stride, weights.num_inputs, activations,
-                      tile, own.row);
-      if (shares_activations) {
-#pragma omp barrier
-      }
-      const Output block{output.values + begin * output.stride, output.stride, output.accumulates};
-      for (int64_t unit = layout.num_units * thread / num_threads;
-           unit < layout.num_units * (thread + 1) / num_threads; ++unit)
-        compute_unit(weights, layout, unit, activations, block, scratch);
-      if (begin + rows_per_block < num_rows) {  // the next block's activations go where this one's are read
-#pragma omp barrier
-      }
-    }
-  }
-}
-
-// The row of the weight that lane `lane` of a panel computes, or -1 for padding.
-int64_t weight_row(const Layout& layout, int64_t panel, int64_t lane) {
-  const int64_t feature = panel / layout.panels_per_unit * kPanelWidth + lane;
-  if (feature >= layout.num_features) return -1;
-  return feature + panel % layout.panels_per_unit * layout.num_features;
-}
-
-void pack_segment(const LinearWeights& weights, const Layout& layout, int64_t panel, int64_t index,
-                  const uint8_t* values, const uint16_t* scales, const uint16_t* minimums, uint8_t* target) {
-  const int64_t begin = index * layout.segment;
-  const int64_t length = std::min(layout.segment, layout.padded_inputs - begin);
-  const int64_t bytes = layout.header_bytes + length * kPanelWidth / (layout.has_minimums ? 2 : 1);
-  std::memset(target, 0, size_t(bytes));
-  uint8_t* data = target + layout.header_bytes;
-  for (int64_t lane = 0; lane < kPanelWidth; ++lane) {
-    const int64_t row = weight_row(layout, panel, lane);
-    if (row < 0) continue;
-    if (!layout.has_channel_scales)
-      std::memcpy(target + 2 * lane, scales + row * layout.num_segments + index, 2);
-    if (layout.has_minimums)
-      std::memcpy(target + 2 * (kPanelWidth + lane), minimums + row * layout.num_segments + index, 2);
-    const uint8_t* source = values + row * weights.num_inputs + begin;
-    const int64_t count = std::min(length, weights.num_inputs - begin);
-    if (layout.has_minimums) {
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t step = i / (2 * kPairsPerStep), pair = i / 2 % kPairsPerStep;
-        uint8_t* word = data + step * NibbleWeights::kStepBytes + 4 * lane + 2 * (i % 2);
-        word[pair / 2] |= uint8_t((source[i] & 15) << (4 * (pair % 2)));  // little endian
-      }
-    } else {
-      for (int64_t i = 0; i < count; ++i) data[i / 2 * 2 * kPanelWidth + 2 * lane + i % 2] = source[i];
-    }
-  }
-}
-
 }  // namespace
+
+void linear(Worker& worker, const LinearWeights& weights, const LinearInput& input, int64_t num_rows,
+            const LinearOutput& output, LinearScratch& scratch) {
+  const Layout layout(weights);
+  const bool is_shared = num_rows > kOwnRows;
+  const int64_t rows_per_block = block_rows(layout);
+  Activations activations = is_shared ? scratch.reserve(num_rows, layout) : own_activations(num_rows, layout);
+  PanelTotals totals[2];  // of a gate and of what it gates, or the first only
+  Range range;
+  for (int64_t begin = 0; begin < num_rows; begin += rows_per_block) {
+    activations.num_rows = std::min(rows_per_block, num_rows - begin);
+    const LinearInput block_input = input.from(begin);
+    const int64_t num_tiles = activations.num_tiles();
+    if (is_shared) {
+      while (worker.take(num_tiles, range))
+        for (int64_t tile = range.first; tile < range.end; ++tile)
+          quantize_tile(block_input, activations, tile, weights.num_inputs);
+      worker.barrier();
+    } else {
+      for (int64_t tile = 0; tile < num_tiles; ++tile)
+        quantize_tile(block_input, activations, tile, weights.num_inputs);
+    }
+    const LinearOutput block{output.rows + begin * output.stride, output.stride, output.accumulates};
+    while (worker.take(layout.num_units, range))
+      for (int64_t unit = range.first; unit < range.end; ++unit)
+        compute_unit(weights, layout, unit, activations, block, totals);
+    worker.barrier();
+  }
+}
 
 extern "C" {
 
-int64_t headrace_linear_packed_bytes(const LinearWeights* weights) {
-  const Layout layout(*weights);
-  return layout.num_units * layout.panels_per_unit * layout.panel_bytes;
-}
-
-// values: int8 or uint8 [num_outputs, num_inputs]; scales and minimums: half [num_outputs, groups]; channel_scales:
-// float [num_outputs]. Those that the format has not may be null. target has headrace_linear_packed_bytes.
-void headrace_linear_pack(const LinearWeights* weights, const uint8_t* values, const uint16_t* scales,
-                          const uint16_t* minimums, const float* channel_scales, uint8_t* target) {
-  const Layout layout(*weights);
-  const int64_t num_panels = layout.num_units * layout.panels_per_unit;
-#pragma omp parallel for num_threads(weights->num_threads)
-  for (int64_t panel = 0; panel < num_panels; ++panel) {
-    uint8_t* to = target + panel * layout.panel_bytes;
-    if (layout.has_channel_scales)
-      for (int64_t lane = 0; lane < kPanelWidth; ++lane) {
-        const int64_t row = weight_row(layout, panel, lane);
-        const float scale = row < 0 ? 0.0f : channel_scales[row];
-        std::memcpy(to + lane * sizeof(float), &scale, sizeof(float));
-      }
-    to += layout.channel_bytes;
-    for (int64_t index = 0; index < layout.num_segments; ++index)
-      pack_segment(*weights, layout, panel, index, values, scales, minimums, to + index * layout.segment_bytes);
-  }
-}
-
 // output += instead of = where accumulates is not 0. Strides in floats, from row to row.
-void headrace_linear(const LinearWeights* weights, const float* x, int64_t x_stride, int64_t num_rows, float* output,
-                     int64_t output_stride, int accumulates) {
-  compute(*weights, x, x_stride, num_rows, {output, output_stride, accumulates != 0});
+void headrace_linear(Team* team, const LinearWeights* weights, const float* x, int64_t x_stride, int64_t num_rows,
+                     float* output, int64_t output_stride, int accumulates) {
+  thread_local LinearScratch scratch;
+  LinearScratch& shared = scratch;  // the calling thread's, for all
+  shared.reserve(num_rows, Layout(*weights));
+  const LinearInput from{x, x_stride, nullptr, 0.0f};
+  const LinearOutput to{output, output_stride, accumulates != 0};
+  team->run([&](Worker& worker) { linear(worker, *weights, from, num_rows, to, shared); });
 }
 
 }  // extern "C"

@@ -1,8 +1,13 @@
-// One quantised linear layer and a call of it; contracts in kernels/cpu/packed_linear.py, arithmetic in
+// One linear layer with packed weights and a call of it; contracts in kernels/cpu/packed_linear.py, arithmetic in
 // kernels/quantized_reference.py.
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+class Worker;
+struct Activations;
+struct Layout;
 
 enum WeightFormat : int32_t {
   kInt8PerChannel = 0,  // one float scale per output
@@ -21,5 +26,35 @@ struct LinearWeights {
   int64_t num_outputs;  // rows of the weight; with a gate: of gate and up together, gate first
   WeightFormat format;
   Gate gate;
-  int32_t num_threads;
 };
+
+struct LinearInput {
+  const float* rows;
+  int64_t stride;     // in floats, from row to row
+  const float* norm;  // [num_inputs]: the weight of an RMSNorm that each row goes through first, or null
+  float norm_eps;
+
+  LinearInput from(int64_t row) const { return {rows + row * stride, stride, norm, norm_eps}; }
+};
+
+struct LinearOutput {
+  float* rows;
+  int64_t stride;
+  bool accumulates;  // += instead of =
+};
+
+// Memory for the activations that the threads of a call share.
+class LinearScratch {
+ public:
+  // Before the threads start, with the largest number of rows; then all threads get the same.
+  Activations reserve(int64_t num_rows, const Layout& layout);
+
+ private:
+  std::vector<int16_t> values_;
+  std::vector<float> scales_;
+  std::vector<float> group_sums_;
+};
+
+// All threads of a team together; ends with a barrier. `output.rows` must not overlap `input.rows`.
+void linear(Worker& worker, const LinearWeights& weights, const LinearInput& input, int64_t num_rows,
+            const LinearOutput& output, LinearScratch& scratch);

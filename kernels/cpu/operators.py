@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from ctypes import c_float, c_int, c_int64, c_void_p
 
@@ -11,16 +10,16 @@ from torch import Tensor
 
 from kernels.attention_metadata import AttentionMetadata
 from kernels.cpu.build import built_library
-from kernels.dispatch import BackEndUnavailable
+from kernels.cpu.team import Team, loaded_library
 from kernels.reference import ReferenceOperators
 
 _SIGNATURES = {
-    "headrace_rms_norm": "pipippiifn",
-    "headrace_rotary": "piipiipppiiin",
-    "headrace_silu_and_mul": "pipiin",
-    "headrace_gelu_tanh_and_mul": "pipiin",
+    "headrace_rms_norm": "ppipippiif",
+    "headrace_rotary": "ppiipiipppiii",
+    "headrace_silu_and_mul": "ppipii",
+    "headrace_gelu_tanh_and_mul": "ppipii",
     "headrace_write_kv": "pipipppiiii",
-    "headrace_paged_attention": "pippppppi" + "nnnnnn" + "ffn",
+    "headrace_paged_attention": "ppippppppi" + "nnnnnn" + "ff",
 }
 _CTYPES = {"p": c_void_p, "i": c_int64, "n": c_int, "f": c_float}
 
@@ -34,13 +33,10 @@ class CpuOperators:
     name = "cpu"
 
     def __init__(self, num_threads: int = 1) -> None:
-        self._num_threads = num_threads
         self._reference = ReferenceOperators()
-        # torch, imported above, has loaded an OpenMP runtime: the library finds it and shares its threads.
-        try:
-            library = ctypes.CDLL(str(built_library()))
-        except OSError as error:
-            raise BackEndUnavailable(f"the compiled CPU kernels do not load: {error}") from error
+        library = loaded_library(built_library())
+        self.team = Team(num_threads, library=library)
+        """Of all that computes for the same model: it is idle while another part of a step runs."""
         for name, signature in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes = [_CTYPES[letter] for letter in signature]
@@ -66,6 +62,7 @@ class CpuOperators:
         rows, width = x.shape
         output = torch.empty(rows, width)
         self._rms_norm(
+            self.team.address,
             x.data_ptr(),
             x.stride(0),
             None if residual is None else residual.data_ptr(),
@@ -75,7 +72,6 @@ class CpuOperators:
             rows,
             width,
             eps,
-            self._num_threads,
         )
         return output
 
@@ -84,6 +80,7 @@ class CpuOperators:
             return self._reference.rotary(query, key, positions, cos, sin)
         num_tokens, num_heads, head_dim = query.shape
         self._rotary(
+            self.team.address,
             query.data_ptr(),
             query.stride(0),
             num_heads,
@@ -96,7 +93,6 @@ class CpuOperators:
             num_tokens,
             head_dim,
             cos.shape[1],
-            self._num_threads,
         )
         return None
 
@@ -114,12 +110,12 @@ class CpuOperators:
         rows, double_width = gate_up.shape
         output = torch.empty(rows, double_width // 2)
         function(
+            self.team.address,
             gate_up.data_ptr(),
             gate_up.stride(0),
             output.data_ptr(),
             rows,
             double_width // 2,
-            self._num_threads,
         )
         return output
 
@@ -162,6 +158,7 @@ class CpuOperators:
         num_tokens, num_heads, head_dim = query.shape
         output = torch.empty(num_tokens, num_heads, head_dim)
         self._paged_attention(
+            self.team.address,
             query.data_ptr(),
             query.stride(0),
             key_cache.data_ptr(),
@@ -179,6 +176,5 @@ class CpuOperators:
             window or 0,
             scale,
             softcap or 0.0,
-            self._num_threads,
         )
         return output

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kernels.cpu.build import built_library
+from kernels.cpu.team import Team, loaded_library
 from kernels.cpu.weight_memory import WeightMemory
-from kernels.dispatch import BackEndUnavailable
-from kernels.quantized_reference import QuantizedWeight, quantize_weight
+from kernels.quantized_reference import QuantizedWeight, WeightFormat, quantize_weight
 
 Gate = Literal["silu", "gelu_tanh"]
 _FORMAT_NUMBERS = {"int8_channel": 0, "int8_group32": 1, "int8_group64": 2, "int4_group32": 3}
@@ -29,7 +30,6 @@ class _LinearWeights(ctypes.Structure):
         ("num_outputs", c_int64),
         ("format", c_int32),
         ("gate", c_int32),
-        ("num_threads", c_int32),
     )
 
 
@@ -40,19 +40,86 @@ class LinearLibrary:
     """
 
     def __init__(self, instruction_set: str = "native") -> None:
-        try:
-            library = ctypes.CDLL(str(built_library(instruction_set)))
-        except OSError as error:
-            raise BackEndUnavailable(f"the compiled CPU kernels do not load: {error}") from error
+        library = loaded_library(built_library(instruction_set))
+        self.serial_team = Team(1, library=library)
+        """Runs on the calling thread alone."""
+        self.library = library
         self.packed_bytes = library.headrace_linear_packed_bytes
         self.packed_bytes.argtypes = [c_void_p]
         self.packed_bytes.restype = c_int64
         self.pack = library.headrace_linear_pack
-        self.pack.argtypes = [c_void_p] * 6
+        self.pack.argtypes = [c_void_p] * 7
         self.pack.restype = None
+        self.rows = library.headrace_linear_rows
+        self.rows.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int64]
+        self.rows.restype = None
         self.linear = library.headrace_linear
-        self.linear.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int]
+        self.linear.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int]
         self.linear.restype = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeight:
+    """A weight in the order in which the C++ multiplies with it: of use to libraries of the same layout only."""
+
+    format: WeightFormat
+    num_outputs: int
+    num_inputs: int
+    is_gated: bool  # for a layer with a gate: the rows of gate and up lie side by side
+    packed: Tensor  # uint8 `[num_bytes]`; a call with one row reads it once
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.num_outputs, self.num_inputs
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes
+
+
+def pack_weight(
+    weight: QuantizedWeight,
+    *,
+    is_gated: bool = False,
+    team: Team | None = None,
+    memory: WeightMemory | None = None,
+    library: LinearLibrary | None = None,
+) -> PackedWeight:
+    """A copy, in `memory` if given. `team`: of the same library; None: the calling thread alone.
+
+    Raises ValueError for a gated weight with an odd number of outputs.
+    """
+    if is_gated and weight.num_outputs % 2:
+        raise ValueError(f"a gate needs an even number of outputs, not {weight.num_outputs}")
+    library = library or LinearLibrary()
+    gate: Gate | None = "silu" if is_gated else None  # any: they are packed alike
+    descriptor = _descriptor(weight.format, weight.shape, gate)
+    num_bytes = library.packed_bytes(ctypes.addressof(descriptor))
+    packed = memory.allocate(num_bytes) if memory else torch.empty(num_bytes, dtype=torch.uint8)
+    values, scales = weight.values.contiguous(), weight.scales.contiguous()
+    minimums = None if weight.minimums is None else weight.minimums.contiguous()
+    has_groups = weight.format.group is not None
+    library.pack(
+        (team or library.serial_team).address,
+        ctypes.addressof(descriptor),
+        values.data_ptr(),
+        scales.data_ptr() if has_groups else None,
+        None if minimums is None else minimums.data_ptr(),
+        None if has_groups else scales.data_ptr(),
+        packed.data_ptr(),
+    )
+    return PackedWeight(weight.format, *weight.shape, is_gated, packed)
+
+
+def _descriptor(weight_format: WeightFormat, shape: tuple[int, int], gate: Gate | None) -> _LinearWeights:
+    return _LinearWeights(
+        packed=None,
+        bias=None,
+        num_inputs=shape[1],
+        num_outputs=shape[0],
+        format=_FORMAT_NUMBERS[weight_format.name],
+        gate=_GATE_NUMBERS[gate],
+    )
 
 
 class PackedLinear:
@@ -65,59 +132,50 @@ class PackedLinear:
 
     def __init__(
         self,
-        weight: QuantizedWeight,
+        weight: QuantizedWeight | PackedWeight,
         bias: Tensor | None = None,
         *,
         gate: Gate | None = None,
-        num_threads: int = 1,
+        team: Team | None = None,
         memory: WeightMemory | None = None,
         library: LinearLibrary | None = None,
     ) -> None:
-        """Copies the weight, keeps the bias (float32 `[num_outputs]`). Layers of a model share a `memory`.
+        """Packs the weight unless it is, and keeps the bias (float32 `[num_outputs]`).
 
+        Layers of a model share a `memory`, and a `team` of the same library (None: the calling thread alone).
         Raises ValueError for shapes that do not fit.
         """
         if gate not in _GATE_NUMBERS:
             raise ValueError(f"no gate is named {gate!r}; known: silu, gelu_tanh")
-        if gate is not None and weight.num_outputs % 2:
-            raise ValueError(f"a gate needs an even number of outputs, not {weight.num_outputs}")
         if bias is not None and (bias.dtype != torch.float32 or bias.shape != (weight.num_outputs,)):
             raise ValueError(
                 f"the bias is {bias.dtype} {list(bias.shape)}; it must be float32 [{weight.num_outputs}]"
             )
-        if num_threads < 1:
-            raise ValueError(f"num_threads is {num_threads}; it must be at least 1")
+        library = library or LinearLibrary()
+        if isinstance(weight, QuantizedWeight):
+            is_gated = gate is not None
+            weight = pack_weight(weight, is_gated=is_gated, team=team, memory=memory, library=library)
+        if weight.is_gated != (gate is not None):
+            raise ValueError("a weight is packed either for a gate or for none")
         self.num_inputs = weight.num_inputs
         self.num_features = weight.num_outputs // (1 if gate is None else 2)
         """The width of the result."""
-        self._bias = None if bias is None else bias.contiguous()
-        library = library or LinearLibrary()
-        self._linear = library.linear
-        self._weights = _LinearWeights(
-            packed=None,
-            bias=None if self._bias is None else self._bias.data_ptr(),
-            num_inputs=weight.num_inputs,
-            num_outputs=weight.num_outputs,
-            format=_FORMAT_NUMBERS[weight.format.name],
-            gate=_GATE_NUMBERS[gate],
-            num_threads=num_threads,
-        )
-        self._address = ctypes.addressof(self._weights)
-        num_bytes = library.packed_bytes(self._address)
-        self.packed = memory.allocate(num_bytes) if memory else torch.empty(num_bytes, dtype=torch.uint8)
+        self.packed = weight.packed
         """uint8; a call with one row reads it once."""
-        values, scales = weight.values.contiguous(), weight.scales.contiguous()
-        minimums = None if weight.minimums is None else weight.minimums.contiguous()
-        has_groups = weight.format.group is not None
-        library.pack(
-            self._address,
-            values.data_ptr(),
-            scales.data_ptr() if has_groups else None,
-            None if minimums is None else minimums.data_ptr(),
-            None if has_groups else scales.data_ptr(),
-            self.packed.data_ptr(),
-        )
-        self._weights.packed = self.packed.data_ptr()
+        self._num_outputs = weight.num_outputs
+        self._gate = gate
+        self._bias = None if bias is None else bias.contiguous()
+        self._linear, self._rows = library.linear, library.rows
+        self._team = team or library.serial_team
+        self._weights = _descriptor(weight.format, weight.shape, gate)
+        self._weights.packed = weight.packed.data_ptr()
+        self._weights.bias = None if self._bias is None else self._bias.data_ptr()
+        self._address = ctypes.addressof(self._weights)
+
+    @property
+    def descriptor(self) -> int:
+        """The address of the `LinearWeights` of linear.h, valid as long as this object lives."""
+        return self._address
 
     @classmethod
     def from_float(
@@ -127,13 +185,13 @@ class PackedLinear:
         bias: Tensor | None = None,
         *,
         gate: Gate | None = None,
-        num_threads: int = 1,
+        team: Team | None = None,
         memory: WeightMemory | None = None,
         library: LinearLibrary | None = None,
     ) -> PackedLinear:
         """Rounds a float32 weight `[out, in]`. Raises ValueError as `quantize_weight` does."""
         quantized = quantize_weight(weight, format_name)
-        return cls(quantized, bias, gate=gate, num_threads=num_threads, memory=memory, library=library)
+        return cls(quantized, bias, gate=gate, team=team, memory=memory, library=library)
 
     def __call__(self, x: Tensor) -> Tensor:
         """A new `[num_rows, num_features]` of `x`, float32 `[num_rows, num_inputs]` with contiguous rows.
@@ -160,6 +218,20 @@ class PackedLinear:
             )
         self._run(x, residual, accumulates=True)
 
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the weight, dequantised: float32 `[len(indices), num_inputs]`, of int64 indices.
+
+        Raises IndexError for a row that is not there, ValueError for a layer with a gate.
+        """
+        if self._gate is not None:
+            raise ValueError("the rows of a gated weight are not told")
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self._num_outputs:
+            raise IndexError(f"the weight has the rows 0 to {self._num_outputs - 1}")
+        indices = indices.contiguous()
+        output = torch.empty(len(indices), self.num_inputs)
+        self._rows(self._address, indices.data_ptr(), len(indices), output.data_ptr(), self.num_inputs)
+        return output
+
     def _run(self, x: Tensor, output: Tensor, *, accumulates: bool) -> None:
         if x.ndim != 2 or x.shape[1] != self.num_inputs or x.dtype != torch.float32 or x.stride(1) != 1:
             raise ValueError(
@@ -167,6 +239,7 @@ class PackedLinear:
                 f"it must be float32 [rows, {self.num_inputs}] with contiguous rows"
             )
         self._linear(
+            self._team.address,
             self._address,
             x.data_ptr(),
             x.stride(0),

@@ -28,6 +28,7 @@ from torch.nn.functional import linear
 
 from kernels.cpu.build import INSTRUCTION_SETS
 from kernels.cpu.packed_linear import LinearLibrary, PackedLinear
+from kernels.cpu.team import Team
 from kernels.cpu.weight_memory import WeightMemory
 from kernels.quantized_reference import FORMATS
 
@@ -142,10 +143,11 @@ def print_model(
     weights = [torch.randn(outputs, inputs) for _ in range(num_layers) for outputs, inputs in shapes]
     products = sum(weight.numel() for weight in weights)
     memory = WeightMemory()  # also below the float32 weights: the same chance for both
+    team = Team(num_threads, library=library.library)
     weights = [memory.allocate(w.nbytes).view(torch.float32).view(w.shape).copy_(w) for w in weights]
     packed = {
         format_name: [
-            PackedLinear.from_float(w, format_name, num_threads=num_threads, memory=memory, library=library)
+            PackedLinear.from_float(w, format_name, team=team, memory=memory, library=library)
             for w in weights
         ]
         for format_name in formats

@@ -1,6 +1,7 @@
 // Runs the quantised linear layer over awkward shapes in buffers of just the size that its contract gives, for the
-// sanitizers that this is compiled with. Compiled together with kernels/cpu/linear.cpp.
+// sanitizers that this is compiled with. Compiled together with the linear layer's files in kernels/cpu.
 #include "linear.h"
+#include "team.h"
 
 #include <cmath>
 #include <cstdio>
@@ -8,10 +9,12 @@
 
 extern "C" {
 int64_t headrace_linear_packed_bytes(const LinearWeights* weights);
-void headrace_linear_pack(const LinearWeights* weights, const uint8_t* values, const uint16_t* scales,
+void headrace_linear_pack(Team* team, const LinearWeights* weights, const uint8_t* values, const uint16_t* scales,
                           const uint16_t* minimums, const float* channel_scales, uint8_t* target);
-void headrace_linear(const LinearWeights* weights, const float* x, int64_t x_stride, int64_t num_rows, float* output,
-                     int64_t output_stride, int accumulates);
+void headrace_linear(Team* team, const LinearWeights* weights, const float* x, int64_t x_stride, int64_t num_rows,
+                     float* output, int64_t output_stride, int accumulates);
+void headrace_linear_rows(const LinearWeights* weights, const int64_t* rows, int64_t num_rows, float* output,
+                          int64_t output_stride);
 }
 
 int main() {
@@ -19,6 +22,7 @@ int main() {
   const int64_t inputs[] = {1, 31, 64, 192, 576, 1056};
   const int64_t outputs[] = {2, 50};
   const int64_t rows[] = {0, 1, 3, 5, 17, 70, 300};
+  Team team(2, 50, nullptr);
   int num_calls = 0;
   for (int format = 0; format < 4; ++format)
     for (int64_t num_inputs : inputs)
@@ -30,16 +34,21 @@ int main() {
           const std::vector<uint8_t> values(num_outputs * num_inputs, 7);
           const std::vector<uint16_t> halves(num_outputs * groups, kOne);
           const std::vector<float> channel_scales(num_outputs, 1.0f), bias(num_outputs, 1.0f);
-          LinearWeights weights{nullptr, bias.data(), num_inputs, num_outputs, WeightFormat(format), Gate(gate), 2};
+          LinearWeights weights{nullptr, bias.data(), num_inputs, num_outputs, WeightFormat(format), Gate(gate)};
           std::vector<uint8_t> packed(headrace_linear_packed_bytes(&weights));
-          headrace_linear_pack(&weights, values.data(), halves.data(), halves.data(), channel_scales.data(),
+          headrace_linear_pack(&team, &weights, values.data(), halves.data(), halves.data(), channel_scales.data(),
                                packed.data());
           weights.packed = packed.data();
+          if (!gate) {
+            const int64_t last = num_outputs - 1;
+            std::vector<float> row(num_inputs);
+            headrace_linear_rows(&weights, &last, 1, row.data(), num_inputs);
+          }
           for (int64_t num_rows : rows) {
             if (num_rows > 70 && num_inputs > 192) continue;
             std::vector<float> x(num_rows * num_inputs, 0.5f), output(num_rows * width);
             if (num_rows > 3) x[num_inputs] = INFINITY, x[2 * num_inputs] = NAN, x[3 * num_inputs] = 1e38f;
-            headrace_linear(&weights, x.data(), num_inputs, num_rows, output.data(), width, num_calls % 2);
+            headrace_linear(&team, &weights, x.data(), num_inputs, num_rows, output.data(), width, num_calls % 2);
             ++num_calls;
           }
         }

@@ -16,6 +16,7 @@ from torch.nn.functional import gelu, silu
 
 from kernels.cpu import build
 from kernels.cpu.packed_linear import Gate, LinearLibrary, PackedLinear
+from kernels.cpu.team import Team
 from kernels.cpu.weight_memory import WeightMemory
 from kernels.gguf_blocks import weight_from_blocks
 from kernels.quantized_reference import (
@@ -64,6 +65,15 @@ def native() -> LinearLibrary:
     return LinearLibrary()
 
 
+@pytest.fixture(scope="module")
+def native_team(native: LinearLibrary) -> Team:
+    return two_threads(native)
+
+
+def two_threads(library: LinearLibrary) -> Team:
+    return Team(2, library=library.library)
+
+
 def random_weight(num_outputs: int, num_inputs: int, format_name: str, seed: int = 0) -> QuantizedWeight:
     generator = torch.Generator().manual_seed(seed)
     return quantize_weight(torch.randn(num_outputs, num_inputs, generator=generator), format_name)
@@ -100,7 +110,7 @@ def test_every_format_agrees_with_the_reference(
 def test_a_row_alone_and_in_any_batch_gives_the_same_bits(library: LinearLibrary, format_name: str) -> None:
     weight = random_weight(101, 576, format_name)
     x = random_rows(max(ROWS), 576)
-    layers = [PackedLinear(weight, num_threads=threads, library=library) for threads in (1, 2)]
+    layers = [PackedLinear(weight, team=team, library=library) for team in (None, two_threads(library))]
     whole = layers[0](x)
     for layer in layers:
         for num_rows in ROWS:
@@ -111,7 +121,7 @@ def test_a_row_alone_and_in_any_batch_gives_the_same_bits(library: LinearLibrary
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_random_shapes_and_strides(native: LinearLibrary, data: st.DataObject) -> None:
+def test_random_shapes_and_strides(native: LinearLibrary, native_team: Team, data: st.DataObject) -> None:
     format_name = data.draw(st.sampled_from(sorted(FORMATS)))
     group = FORMATS[format_name].group or 1
     num_inputs = group * data.draw(st.integers(1, 1200 // group))
@@ -121,7 +131,7 @@ def test_random_shapes_and_strides(native: LinearLibrary, data: st.DataObject) -
     num_rows, gap = data.draw(st.integers(1, 90)), data.draw(st.integers(0, 9))
     x = random_rows(num_rows, num_inputs + gap)[:, gap:]
     bias = random_rows(1, weight.num_outputs)[0] if data.draw(st.booleans()) else None
-    layer = PackedLinear(weight, bias, num_threads=data.draw(st.integers(1, 2)), library=native)
+    layer = PackedLinear(weight, bias, team=data.draw(st.sampled_from((None, native_team))), library=native)
     assert_agrees(layer(x), x, weight, bias)
 
 
@@ -144,7 +154,7 @@ def test_sums_as_large_as_they_can_be_do_not_overflow(library: LinearLibrary, fo
 def test_a_gate_works_on_the_halves(library: LinearLibrary, gate: Gate, format_name: str) -> None:
     weight = random_weight(202, 576, format_name)
     bias = random_rows(1, 202, seed=2)[0]
-    layer = PackedLinear(weight, bias, gate=gate, num_threads=2, library=library)
+    layer = PackedLinear(weight, bias, gate=gate, team=two_threads(library), library=library)
     x = random_rows(33, 576) / 24  # what is gated is about 1
     gates, up = reference_linear(x, weight, bias).chunk(2, dim=-1)
     activated = silu(gates) if gate == "silu" else gelu(gates, approximate="tanh")
@@ -153,7 +163,7 @@ def test_a_gate_works_on_the_halves(library: LinearLibrary, gate: Gate, format_n
 
 
 def test_a_residual_is_added_to_in_place(library: LinearLibrary) -> None:
-    layer = PackedLinear(random_weight(50, 576, "int8_group32"), num_threads=2, library=library)
+    layer = PackedLinear(random_weight(50, 576, "int8_group32"), team=two_threads(library), library=library)
     x, wide = random_rows(9, 576), random_rows(9, 60, seed=3)
     before = wide.clone()
     layer.add_to(wide[:, 4:54], x)
@@ -278,20 +288,21 @@ def test_no_rows_give_no_rows(native: LinearLibrary) -> None:
     )
 
 
-def test_the_sanitizers_find_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checks", ["address,undefined", "thread"])
+def test_the_sanitizers_find_nothing(tmp_path: Path, checks: str) -> None:
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if not compiler:
         pytest.skip("no C++ compiler")
     folder, program = Path(build.__file__).parent, tmp_path / "bounds"
-    sources = [Path(__file__).with_name("linear_bounds.cpp"), folder / "linear.cpp"]
-    checks = (
-        "address,signed-integer-overflow,bounds,shift,integer-divide-by-zero,float-cast-overflow,bool,enum"
-    )
+    sources = [
+        Path(__file__).with_name("linear_bounds.cpp"),
+        *(folder / name for name in ("linear.cpp", "linear_packing.cpp", "activations.cpp", "team.cpp")),
+    ]
     # Unoptimised: twice as quick to compile, and the checks are the same.
     flags = [
         "-O0",
-        "-std=c++17",
-        "-fopenmp",
+        "-std=c++20",
+        "-pthread",
         f"-fsanitize={checks}",
         "-fno-sanitize-recover=all",
         f"-I{folder}",

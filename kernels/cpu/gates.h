@@ -1,0 +1,16 @@
+// The activations of gated layers.
+#pragma once
+
+#include "linear.h"
+#include "vector.h"
+
+// gates = gate(gates) * up; `count` is a multiple of kLanes.
+inline void apply_gate(Gate gate, float* gates, const float* up, int64_t count) {
+  constexpr float kRoot = 0.79788456f;  // sqrt(2 / pi)
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Vector g = load(gates + i);
+    const Vector factor = gate == kSilu ? 1.0f / (1.0f + exponential(smaller(-g, broadcast(88.0f))))
+                                        : 0.5f * (1.0f + hyperbolic_tangent(kRoot * (g + 0.044715f * g * g * g)));
+    store(gates + i, g * factor * load(up + i));
+  }
+}

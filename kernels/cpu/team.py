@@ -1,0 +1,57 @@
+"""The threads that our C++ kernels compute with (team.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from ctypes import c_int, c_void_p
+from pathlib import Path
+
+from kernels.cpu.build import built_library
+from kernels.dispatch import BackEndUnavailable
+
+_SPIN_US = 50
+"""Longer than the threads of one step wait for each other on cores of their own, and short enough that on
+busy cores the one that they wait for gets theirs."""
+
+
+class Team:
+    """`num_threads` threads, of which the calling one is the first; the others end with the object.
+
+    A call on a team runs on all its threads and returns when they are done; calls from several threads take
+    turns. Threads that wait spin for `spin_us` and then sleep. `cpus`, if given, names the processor of
+    each thread but the first. Raises ValueError for numbers that make no sense.
+    """
+
+    def __init__(
+        self,
+        num_threads: int = 1,
+        *,
+        library: ctypes.CDLL | None = None,
+        spin_us: int = _SPIN_US,
+        cpus: Sequence[int] | None = None,
+    ) -> None:
+        """Raises BackEndUnavailable where the library cannot be built."""
+        if num_threads < 1:
+            raise ValueError(f"num_threads is {num_threads}; it must be at least 1")
+        if spin_us < 0:
+            raise ValueError(f"spin_us is {spin_us}; it must not be negative")
+        if cpus is not None and len(cpus) != num_threads - 1:
+            raise ValueError(f"cpus names {len(cpus)} processors for {num_threads - 1} threads")
+        library = library or loaded_library(built_library())
+        create, destroy = library.headrace_team_create, library.headrace_team_destroy
+        create.argtypes, create.restype = [c_int, c_int, c_void_p], c_void_p
+        destroy.argtypes, destroy.restype = [c_void_p], None
+        self.num_threads = num_threads
+        self.address = create(num_threads, spin_us, None if cpus is None else (c_int * len(cpus))(*cpus))
+        """Of the C++ object, for calls on this team."""
+        weakref.finalize(self, destroy, self.address)
+
+
+def loaded_library(path: Path) -> ctypes.CDLL:
+    """Raises BackEndUnavailable if it does not load."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BackEndUnavailable(f"the compiled CPU kernels do not load: {error}") from error
