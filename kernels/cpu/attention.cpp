@@ -32,9 +32,9 @@ float* scratch(size_t num_floats) {
 }
 
 // The page that holds position `position`: `block_size` vectors of head_dim floats.
-const float* page(const float* cache, const PagedAttention& call, const Item& item, int position) {
-  const int64_t block = call.block_tables[item.sequence * call.max_blocks + position / call.block_size];
-  return cache + (block * call.num_kv_heads + item.kv_head) * call.block_size * call.head_dim;
+const float* page(const void* values, const PagedAttention& call, const Item& item, int position) {
+  const int64_t block = call.block_tables[item.sequence * call.max_blocks + position / call.cache.block_size];
+  return static_cast<const float*>(values) + call.cache.page(block, item.kv_head);
 }
 
 float dot(const float* a, const float* b, int length) {
@@ -91,8 +91,8 @@ void cap_scores(const PagedAttention& call, float* scores, int count) {
 }
 
 void attend_token(const PagedAttention& call, const Item& item) {
-  const int group = call.num_heads / call.num_kv_heads;
-  const int head_dim = call.head_dim;
+  const int group = call.num_heads / call.cache.num_kv_heads;
+  const int head_dim = call.cache.head_dim;
   const int context = call.context_lens[item.sequence];
   const int visible = context - (call.query_start[item.sequence + 1] - call.query_start[item.sequence]) +
                       item.first_row + 1;
@@ -105,10 +105,10 @@ void attend_token(const PagedAttention& call, const Item& item) {
   float* output = call.output + (token * call.num_heads + item.kv_head * group) * head_dim;
 
   // Page by page; the window may begin and the context end inside of one.
-  const int first_page = first / call.block_size * call.block_size;
-  for (int start = first_page; start < visible; start += call.block_size) {
-    const float* keys = page(call.keys, call, item, start);
-    const int end = std::min(start + call.block_size, visible);
+  const int first_page = first / call.cache.block_size * call.cache.block_size;
+  for (int start = first_page; start < visible; start += call.cache.block_size) {
+    const float* keys = page(call.cache.keys, call, item, start);
+    const int end = std::min(start + call.cache.block_size, visible);
     for (int key = std::max(start, first); key < end; ++key)
       for (int row = 0; row < group; ++row)
         scores[row * padded + key - first] =
@@ -121,9 +121,9 @@ void attend_token(const PagedAttention& call, const Item& item) {
     for (int i = 0; i < num_keys; ++i) of_row[i] /= total;
   }
   std::fill(output, output + group * head_dim, 0.0f);
-  for (int start = first_page; start < visible; start += call.block_size) {
-    const float* values = page(call.values, call, item, start);
-    const int end = std::min(start + call.block_size, visible);
+  for (int start = first_page; start < visible; start += call.cache.block_size) {
+    const float* values = page(call.cache.values, call, item, start);
+    const int end = std::min(start + call.cache.block_size, visible);
     for (int key = std::max(start, first); key < end; ++key)
       for (int row = 0; row < group; ++row)
         add_scaled(output + row * head_dim, scores[row * padded + key - first], values + (key - start) * head_dim,
@@ -172,19 +172,19 @@ void multiply(const float* a, int lda, const float* b, int ldb, float* c, int ld
 // Keys [start, start + count) as [head_dim, kTileKeys], values as [kTileKeys, padded_dim].
 void copy_tile(const PagedAttention& call, const Item& item, int start, int count, float* keys, float* values,
                int padded_dim) {
-  const int head_dim = call.head_dim;
+  const int head_dim = call.cache.head_dim;
   for (int i = 0; i < count; ++i) {
-    const int offset = (start + i) % call.block_size * head_dim;
-    const float* key = page(call.keys, call, item, start + i) + offset;
-    const float* value = page(call.values, call, item, start + i) + offset;
+    const int offset = (start + i) % call.cache.block_size * head_dim;
+    const float* key = page(call.cache.keys, call, item, start + i) + offset;
+    const float* value = page(call.cache.values, call, item, start + i) + offset;
     for (int d = 0; d < head_dim; ++d) keys[d * kTileKeys + i] = key[d];
     std::copy(value, value + head_dim, values + i * padded_dim);
   }
 }
 
 void attend_tile(const PagedAttention& call, const Item& item) {
-  const int group = call.num_heads / call.num_kv_heads;
-  const int head_dim = call.head_dim;
+  const int group = call.num_heads / call.cache.num_kv_heads;
+  const int head_dim = call.cache.head_dim;
   const int padded_dim = round_up(head_dim, kLanes);
   const int num_rows = item.num_rows * group;  // row = token * group + head
   const int64_t first_token = call.query_start[item.sequence] + item.first_row;
@@ -246,7 +246,7 @@ void attend_tile(const PagedAttention& call, const Item& item) {
 }  // namespace
 
 std::vector<AttentionItem> attention_items(const PagedAttention& call) {
-  const int tile_tokens = std::max(1, kTileRows / (call.num_heads / call.num_kv_heads));
+  const int tile_tokens = std::max(1, kTileRows / (call.num_heads / call.cache.num_kv_heads));
   std::vector<Item> items;
   for (int sequence = 0; sequence < call.num_seqs; ++sequence) {
     const int num_tokens = call.query_start[sequence + 1] - call.query_start[sequence];
@@ -254,7 +254,7 @@ std::vector<AttentionItem> attention_items(const PagedAttention& call) {
     const int num_tiles = (num_tokens + tile_tokens - 1) / tile_tokens;
     for (int tile = num_tiles - 1; tile >= 0; --tile) {
       const int first = tile * tile_tokens;
-      for (int head = 0; head < call.num_kv_heads; ++head)
+      for (int head = 0; head < call.cache.num_kv_heads; ++head)
         items.push_back({sequence, head, first, std::min(tile_tokens, num_tokens - first)});
     }
   }

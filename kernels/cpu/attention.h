@@ -4,13 +4,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "paged_cache.h"
+
 class Worker;
 
 struct PagedAttention {
   const float* query;  // [num_tokens, num_heads, head_dim]; heads are contiguous
   int64_t query_stride;  // from token to token
-  const float* keys;  // [num_blocks, num_kv_heads, block_size, head_dim]
-  const float* values;
+  PagedCache cache;
   float* output;  // [num_tokens, num_heads, head_dim]
   const int32_t* query_start;  // [num_seqs + 1]
   const int32_t* context_lens;  // [num_seqs]
@@ -18,9 +19,6 @@ struct PagedAttention {
   int64_t max_blocks;
   int num_seqs;
   int num_heads;
-  int num_kv_heads;
-  int head_dim;
-  int block_size;
   int window;  // keys that a token sees, its own included; 0: all before it
   float scale;
   float softcap;  // scores become softcap * tanh(score / softcap); 0: they stay

@@ -88,27 +88,19 @@ void headrace_gelu_tanh_and_mul(Team* team, const float* gate_up, int64_t stride
 }
 
 void headrace_write_kv(const float* key, int64_t key_stride, const float* value, int64_t value_stride,
-                       float* key_cache, float* value_cache, const int64_t* slots, int64_t num_tokens,
-                       int64_t num_kv_heads, int64_t block_size, int64_t head_dim) {
-  for (int64_t token = 0; token < num_tokens; ++token) {
-    const int64_t block = slots[token] / block_size, offset = slots[token] % block_size;
-    for (int64_t head = 0; head < num_kv_heads; ++head) {
-      const int64_t target = ((block * num_kv_heads + head) * block_size + offset) * head_dim;
-      std::memcpy(key_cache + target, key + token * key_stride + head * head_dim, head_dim * sizeof(float));
-      std::memcpy(value_cache + target, value + token * value_stride + head * head_dim,
-                  head_dim * sizeof(float));
-    }
-  }
+                       const PagedCache* cache, const int64_t* slots, int64_t num_tokens) {
+  for (int64_t token = 0; token < num_tokens; ++token)
+    for (int64_t head = 0; head < cache->num_kv_heads; ++head)
+      write_kv(*cache, slots[token], head, key + token * key_stride + head * cache->head_dim,
+               value + token * value_stride + head * cache->head_dim);
 }
 
-void headrace_paged_attention(Team* team, const float* query, int64_t query_stride, const float* keys,
-                              const float* values, float* output, const int32_t* query_start,
-                              const int32_t* context_lens, const int32_t* block_tables, int64_t max_blocks,
-                              int num_seqs, int num_heads, int num_kv_heads, int head_dim, int block_size, int window,
+void headrace_paged_attention(Team* team, const float* query, int64_t query_stride, const PagedCache* cache,
+                              float* output, const int32_t* query_start, const int32_t* context_lens,
+                              const int32_t* block_tables, int64_t max_blocks, int num_seqs, int num_heads, int window,
                               float scale, float softcap) {
-  const PagedAttention call{query,        query_stride, keys,      values,       output,   query_start,
-                            context_lens, block_tables, max_blocks, num_seqs,     num_heads, num_kv_heads,
-                            head_dim,     block_size,   window,    scale,        softcap};
+  const PagedAttention call{query,      query_stride, *cache,   output, query_start, context_lens, block_tables,
+                            max_blocks, num_seqs,     num_heads, window, scale,       softcap};
   const std::vector<AttentionItem> items = attention_items(call);
   team->run([&](Worker& worker) { paged_attention(worker, call, items); });
 }

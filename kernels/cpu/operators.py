@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from ctypes import c_float, c_int, c_int64, c_void_p
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from kernels.attention_metadata import AttentionMetadata
 from kernels.cpu.build import built_library
+from kernels.cpu.paged_cache import PagedCache
 from kernels.cpu.team import Team, loaded_library
 from kernels.reference import ReferenceOperators
 
@@ -18,8 +20,8 @@ _SIGNATURES = {
     "headrace_rotary": "ppiipiipppiii",
     "headrace_silu_and_mul": "ppipii",
     "headrace_gelu_tanh_and_mul": "ppipii",
-    "headrace_write_kv": "pipipppiiii",
-    "headrace_paged_attention": "ppippppppi" + "nnnnnn" + "ff",
+    "headrace_write_kv": "pipippi",
+    "headrace_paged_attention": "ppippppp" + "inn" + "nff",
 }
 _CTYPES = {"p": c_void_p, "i": c_int64, "n": c_int, "f": c_float}
 
@@ -124,19 +126,14 @@ class CpuOperators:
     ) -> None:
         if key.dtype != torch.float32:
             return self._reference.write_kv(key, value, key_cache, value_cache, slot_mapping)
-        _, num_kv_heads, block_size, head_dim = key_cache.shape
         self._write_kv(
             key.data_ptr(),
             key.stride(0),
             value.data_ptr(),
             value.stride(0),
-            key_cache.data_ptr(),
-            value_cache.data_ptr(),
+            ctypes.byref(PagedCache.of(key_cache, value_cache)),
             slot_mapping.data_ptr(),
             key.shape[0],
-            num_kv_heads,
-            block_size,
-            head_dim,
         )
         return None
 
@@ -161,8 +158,7 @@ class CpuOperators:
             self.team.address,
             query.data_ptr(),
             query.stride(0),
-            key_cache.data_ptr(),
-            value_cache.data_ptr(),
+            ctypes.byref(PagedCache.of(key_cache, value_cache)),
             output.data_ptr(),
             metadata.query_start.data_ptr(),
             metadata.context_lens.data_ptr(),
@@ -170,9 +166,6 @@ class CpuOperators:
             metadata.block_tables.shape[1],
             metadata.num_seqs,
             num_heads,
-            key_cache.shape[1],
-            head_dim,
-            key_cache.shape[2],
             window or 0,
             scale,
             softcap or 0.0,
