@@ -69,8 +69,13 @@ def with_flags(
 
 
 def with_compute_threads(config: HeadraceConfig, num_cores: int) -> HeadraceConfig:
-    """Divides the cores between the engines that name no number of threads themselves."""
+    """Divides the cores between the engines that name no number of threads themselves.
+
+    A single engine chooses itself: it has them all to measure with.
+    """
     num_engines = sum(model.engines for model in config.models)
+    if num_engines == 1:
+        return config
     share = max(1, num_cores // max(1, num_engines))
     models = [
         model if model.num_threads is not None else model.model_copy(update={"num_threads": share})

@@ -15,6 +15,7 @@ from engine_service.kv_cache import KVCache
 from engine_service.loaders.embedding import LoadedDecoder, LoadedEmbedder, LoadedEncoder
 from engine_service.models.decoder import DecoderModel
 from engine_service.models.encoder import TransformersEncoder
+from engine_service.models.linear import select_linears
 from engine_service.models.spec import DecoderSpec
 from engine_service.pooling import pool, wanted_rows
 from kernels.attention_metadata import AttentionMetadata
@@ -102,7 +103,13 @@ def _text_model(
     if isinstance(model, LoadedEncoder):
         return TransformersEncoder(model.module, device)
     operators = select_operators(None, device, num_threads=num_threads)
-    decoder = DecoderModel(model.spec, model.weights.to(device), operators, num_positions=max_model_len)
+    decoder = DecoderModel(
+        model.spec,
+        model.weights.to(device),
+        operators,
+        num_positions=max_model_len,
+        linears=select_linears(config, operators),
+    )
     return _WholeTexts(decoder, model.spec, config.block_size, getattr(torch, config.dtype), device)
 
 

@@ -115,9 +115,13 @@ def load_served_model(config: ModelConfig) -> ServedModel:
 
     num_threads = num_compute_threads(config)
     use_threads(num_threads)
-    loaded = load_model(config)
+    loaded = load_model(config, num_threads)
     check_text(loaded.text_bundle)
     runner = ModelRunner(config, loaded, num_threads=num_threads)
+    if config.num_threads is None and config.engines == 1:  # else others measure at the same time
+        runner.choose_num_threads()
+    if runner.is_native:  # torch's own threads would fight with those for the cores
+        use_threads(1)
     return ServedModel(runner, runner.model_card, runner.text_bundle)
 
 
@@ -134,7 +138,7 @@ def load_served_embedder(config: ModelConfig) -> ServedEmbedder:
 
     num_threads = num_compute_threads(config)
     use_threads(num_threads)
-    loaded = load_embedder(config)
+    loaded = load_embedder(config, num_threads)
     check_text(loaded.text_bundle)
     runner = EmbeddingRunner(config, loaded, num_threads=num_threads)
     card = make_card(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch
 
 from engine_service.kv_cache import allocate_kv_cache, copy_blocks
 from engine_service.loaders.loaded_model import LoadedModel
+from engine_service.models.decoder import DecoderModel
 from engine_service.models.linear import select_linears
 from engine_service.models.registry import build_model
 from engine_service.models.spec import ModelSpec
@@ -17,14 +19,19 @@ from engine_service.prompt_tokens import PromptTokens, gather_prompt_tokens
 from engine_service.raw_logprobs import RawLogprobs
 from engine_service.runner import RowResults, Sampled
 from engine_service.sampler import Sampler
-from engine_service.sequence import BlockCopy, ScheduledRow, StepPlan
+from engine_service.sequence import BlockCopy, BlockId, ScheduledRow, Sequence, StepPlan
+from engine_service.thread_choice import fastest, thread_candidates
 from kernels.attention_metadata import AttentionMetadata
+from kernels.cpu.operators import CpuOperators
 from kernels.dispatch import select_operators
 from shared.config import ModelConfig
 from shared.errors import ConfigError
-from shared.identifiers import RequestId
+from shared.identifiers import RequestId, TenantId
 from shared.messages import ModelCard, TokenLogprobs
+from shared.sampling import SamplingParams
 from shared.text_bundle import TextBundle
+
+_TRIAL_ROWS = 16  # of the step that is timed: few enough to start soon, enough that arithmetic counts
 
 
 def use_threads(num_threads: int) -> None:
@@ -75,6 +82,7 @@ class ModelRunner:
         self._text_bundle = loaded.text_bundle
         self._device = torch.device(config.device)
         operators = select_operators(back_end, self._device, num_threads=num_threads)
+        self._operators = operators
         self.back_end = operators.name
         self._model = build_model(
             spec,
@@ -90,6 +98,28 @@ class ModelRunner:
     @property
     def num_blocks(self) -> int:
         return self._kv_cache.num_blocks
+
+    def choose_num_threads(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Measures with how many of its threads a step is fastest. Before the first step of any sequence."""
+        team = self._operators.team if isinstance(self._operators, CpuOperators) else None
+        if team is None or len(candidates := thread_candidates(team.num_threads)) == 1:
+            return
+        step = self.prepare(_trial_plan(min(_TRIAL_ROWS, self.num_blocks)))
+
+        def time_step(num_threads: int) -> float:
+            team.resize(num_threads)
+            self.execute(step)  # its threads have to start
+            began = clock()
+            self.execute(step)
+            return clock() - began
+
+        team.resize(fastest(candidates, time_step))
+        self._last_sampled = {}
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the C++ kernels, with threads of their own, compute whole steps."""
+        return isinstance(self._model, DecoderModel) and self._model.is_native
 
     @property
     def text_bundle(self) -> TextBundle:
@@ -184,6 +214,21 @@ class ModelRunner:
 
     def _to_device(self, values: object, dtype: torch.dtype) -> torch.Tensor:
         return torch.as_tensor(values, dtype=dtype).to(self._device)
+
+
+def _trial_plan(num_rows: int) -> StepPlan:
+    """A step of single tokens, each a sequence of its own, which nobody has asked for."""
+    greedy = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+    rows = [
+        ScheduledRow(
+            Sequence(RequestId(f"trial-{i}"), [0], 1, greedy, TenantId("trial"), block_ids=[BlockId(i)]),
+            start=0,
+            num_tokens=1,
+            samples=True,
+        )
+        for i in range(num_rows)
+    ]
+    return StepPlan(rows, num_rows)
 
 
 def _gather_tokens(rows: list[ScheduledRow]) -> tuple[list[int], dict[int, RequestId]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,6 +22,7 @@ from engine_service.structured_output.llguidance_compiler import LlguidanceCompi
 from engine_service.structured_output.llguidance_grammar import LlguidanceVocabulary
 from shared.config import ModelConfig
 from shared.messages import ModelCard
+from shared.processors import num_compute_cores
 from shared.text_bundle import TextBundle
 
 POLICIES: Mapping[str, Callable[[], SchedulingPolicy]] = MappingProxyType(
@@ -99,5 +99,4 @@ def overlaps_steps(config: ModelConfig) -> bool:
 
 def num_compute_threads(config: ModelConfig) -> int:
     """As configured, or this process's cores shared out among the engines of the model."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return config.num_threads or max(1, cores // max(1, config.engines))
+    return config.num_threads or max(1, num_compute_cores() // max(1, config.engines))

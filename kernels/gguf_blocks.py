@@ -1,6 +1,6 @@
-"""GGUF's quantised blocks of 32 values as they lie in a file, taken over without rounding.
+"""GGUF's quantised blocks as they lie in a file, taken over into formats that we multiply with.
 
-Formats: `block_q4_0`, `block_q4_1`, `block_q8_0` in https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
+Formats: `block_q4_0` and so on in https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from torch import Tensor
 
 from kernels.quantized_reference import FORMATS, QuantizedWeight
 
+# Not Q6_K: as bytes in groups of 32 its groups of 16 cost up to 0.2 % of perplexity (SmolLM2-135M).
+BLOCK_BYTES: Mapping[str, int] = MappingProxyType({"Q4_0": 18, "Q4_1": 20, "Q8_0": 34, "Q4_K": 144})
 _GROUP = 32
-BLOCK_BYTES: Mapping[str, int] = MappingProxyType({"Q4_0": 18, "Q4_1": 20, "Q8_0": 34})
 
 
 def weight_from_blocks(rows: Tensor, kind: str) -> QuantizedWeight:
     """`rows` is uint8 `[num_outputs, bytes of a row]`. Raises ValueError for another kind or a cut-off row.
 
-    A Q4_0 value `d * (q - 8)` is kept as `d * q + m` with m = -8 d: exact in float16 up to |d| = 8188.
+    The same values exactly, but for Q4_K, whose scales and minimums are products of two numbers: they are
+    rounded to float16, which moves a value by about a hundredth of the distance to its neighbour at most.
+    On SmolLM2-135M in Q4_K perplexity moved by 0.03 %.
     """
     if kind not in BLOCK_BYTES:
         raise ValueError(f"blocks of {kind} cannot be taken over; known: {', '.join(BLOCK_BYTES)}")
@@ -29,17 +32,53 @@ def weight_from_blocks(rows: Tensor, kind: str) -> QuantizedWeight:
             f"rows of {kind} are uint8 [out, multiple of {BLOCK_BYTES[kind]}], "
             f"not {rows.dtype} {list(rows.shape)}"
         )
-    num_outputs = rows.shape[0]
-    blocks = rows.reshape(num_outputs, -1, BLOCK_BYTES[kind])
-    scales = _halves(blocks, 0)
-    if kind == "Q8_0":
-        values = blocks[..., 2:].contiguous().view(torch.int8).view(num_outputs, -1)
-        return QuantizedWeight(FORMATS["int8_group32"], values, scales, None)
-    minimums = _halves(blocks, 2) if kind == "Q4_1" else -8 * scales
-    nibbles = blocks[..., -_GROUP // 2 :]
-    values = torch.cat((nibbles & 15, nibbles >> 4), dim=-1).view(num_outputs, -1)
-    return QuantizedWeight(FORMATS["int4_group32"], values, scales, minimums)
+    blocks = rows.reshape(rows.shape[0], -1, BLOCK_BYTES[kind])
+    match kind:
+        case "Q8_0":
+            return _in_bytes(blocks[..., 2:].contiguous().view(torch.int8), _halves(blocks, 0))
+        case "Q4_1":
+            return _in_nibbles(_nibbles(blocks[..., 4:]), _halves(blocks, 0), _halves(blocks, 2))
+        case "Q4_0":
+            return _from_q4_0(blocks)
+        case _:
+            return _from_q4_k(blocks)
+
+
+def _from_q4_0(blocks: Tensor) -> QuantizedWeight:
+    """A value `d * (q - 8)` becomes as `d * q + m` with m = -8 d, or as bytes where float16 has no such m."""
+    scales, values = _halves(blocks, 0), _nibbles(blocks[..., 2:])
+    minimums = -8 * scales
+    if not bool(minimums.isfinite().all()):
+        return _in_bytes(values.to(torch.int8) - 8, scales)
+    return _in_nibbles(values, scales, minimums)
+
+
+def _from_q4_k(blocks: Tensor) -> QuantizedWeight:
+    """256 values `d * scale * q - dmin * minimum`, of 8 groups whose scales and minimums have 6 bits."""
+    low, middle, high = blocks[..., 4:16].reshape(*blocks.shape[:-1], 3, 4).unbind(-2)
+    # Whole in the first four groups; in the others 4 bits lie in `high`, and 2 above those of the first four.
+    scales = torch.cat((low & 63, high & 15 | low >> 6 << 4), -1)
+    minimums = torch.cat((middle & 63, high >> 4 | middle >> 6 << 4), -1)
+    scale_unit, minimum_unit = (_halves(blocks, offset).float()[..., None] for offset in (0, 2))
+    return _in_nibbles(
+        _nibbles(blocks[..., 16:].reshape(*blocks.shape[:-1], 4, _GROUP)),
+        (scale_unit * scales).to(torch.float16).flatten(1),
+        (-minimum_unit * minimums).to(torch.float16).flatten(1),
+    )
+
+
+def _nibbles(pairs: Tensor) -> Tensor:
+    """`[..., n]` bytes to `[..., 2 n]` values of 4 bits: the low ones of all, then the high ones."""
+    return torch.cat((pairs & 15, pairs >> 4), -1)
+
+
+def _in_bytes(values: Tensor, scales: Tensor) -> QuantizedWeight:
+    return QuantizedWeight(FORMATS["int8_group32"], values.flatten(1), scales, None)
+
+
+def _in_nibbles(values: Tensor, scales: Tensor, minimums: Tensor) -> QuantizedWeight:
+    return QuantizedWeight(FORMATS["int4_group32"], values.flatten(1), scales, minimums)
 
 
 def _halves(blocks: Tensor, offset: int) -> Tensor:
-    return blocks[..., offset : offset + 2].contiguous().view(torch.float16).squeeze(-1)
+    return blocks[..., offset : offset + 2].clone().view(torch.float16).squeeze(-1)

@@ -7,6 +7,7 @@ call. Products are summed exactly within a group; sums of groups and what follow
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -54,6 +55,10 @@ class QuantizedWeight:
     def num_inputs(self) -> int:
         return self.values.shape[1]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.num_outputs, self.num_inputs
+
     def dequantized(self) -> Tensor:
         """float32 `[num_outputs, num_inputs]`."""
         groups = self.scales.shape[1]
@@ -67,6 +72,21 @@ class QuantizedWeight:
         minimums = None if self.minimums is None else self.minimums[indices]
         return QuantizedWeight(self.format, self.values[indices], self.scales[indices], minimums)
 
+    def split(self, num_outputs: Sequence[int]) -> list[QuantizedWeight]:
+        """Views of so many outputs each; what `stacked` puts together."""
+        ends = list(itertools.accumulate(num_outputs))
+        parts = [slice(end - count, end) for end, count in zip(ends, num_outputs, strict=True)]
+        minimums = self.minimums
+        return [
+            QuantizedWeight(
+                self.format,
+                self.values[part],
+                self.scales[part],
+                None if minimums is None else minimums[part],
+            )
+            for part in parts
+        ]
+
 
 def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """Of one format and width, along the outputs: q, k and v as one layer."""
@@ -79,6 +99,26 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
         torch.cat([weight.scales for weight in weights]),
         torch.cat(minimums) if minimums else None,
     )
+
+
+def in_one_format(weights: Sequence[QuantizedWeight]) -> list[QuantizedWeight] | None:
+    """The same numbers in a format that all of them have, for `stacked`; None if there is none."""
+    if all(weight.format == weights[0].format for weight in weights):
+        return list(weights)
+    as_bytes = [_in_bytes(weight) for weight in weights]
+    present = [weight for weight in as_bytes if weight is not None]
+    same = len(present) == len(weights) and all(weight.format == present[0].format for weight in present)
+    return present if same else None
+
+
+def _in_bytes(weight: QuantizedWeight) -> QuantizedWeight | None:
+    """Exactly the same without minimums, which is possible where they are a multiple of the scales (Q4_0)."""
+    if weight.minimums is None:
+        return weight
+    if not torch.equal(weight.minimums, -8 * weight.scales):
+        return None
+    values = weight.values.to(torch.int8) - 8
+    return QuantizedWeight(FORMATS["int8_group32"], values, weight.scales, None)
 
 
 def weight_format(name: str) -> WeightFormat:

@@ -23,7 +23,9 @@ NameOrAll = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-
 Priority = Literal["interactive", "standard", "batch"]
 OnRedisFailure = Literal["fail_open", "fail_closed"]
 Runner = Literal["generate", "pooling"]
-Quantization = Literal["int8"]  # weights; activations have 16 bits. On CPUs, with dtype float32
+# Of weights. "int8": rounded to it, for CPUs with the dtype float32; "none": floats of `dtype`, also where
+# the file is quantised. Activations have 16 bits where weights are integers.
+Quantization = Literal["int8", "none"]
 Pooling = Literal["mean", "last", "cls"]  # of all tokens, of the last one, of the first one
 
 
@@ -65,7 +67,9 @@ class ModelConfig(Section):
     gpu_memory_utilization: float = Field(0.3, gt=0, le=1)  # on a CPU: of the memory free at start
     num_gpu_blocks_override: int | None = Field(None, ge=1)
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    quantization: Quantization | None = None  # of the weights, when they are loaded; None: as `dtype`
+    quantization: Quantization | None = (
+        None  # None: as the file has them (GGUF's blocks, on CPUs), or `dtype`
+    )
     seed: int = Field(0, ge=0)
     num_threads: int | None = Field(None, ge=1)  # None: the cores, divided by the engines
     watchdog_timeout_s: float = Field(300.0, gt=0)  # no step done in so long though there is work: give up
@@ -101,8 +105,8 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _quantization_goes_with_the_rest(self) -> ModelConfig:
-        if self.quantization is not None and (self.device != "cpu" or self.dtype != "float32"):
-            raise ValueError("quantization is for the device cpu with the dtype float32")
+        if self.quantization == "int8" and (self.device != "cpu" or self.dtype != "float32"):
+            raise ValueError("quantization int8 is for the device cpu with the dtype float32")
         return self
 
     @model_validator(mode="after")
@@ -121,7 +125,6 @@ _OF_GENERATION_ONLY = (
     "gpu_memory_utilization",
     "num_gpu_blocks_override",
     "async_scheduling",
-    "quantization",
     "long_prefill_token_threshold",
     "target_itl_ms",
     "kv_events_endpoint",

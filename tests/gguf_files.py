@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,14 @@ def write_gguf(
     model: Any,
     tokenizer_json: Path,
     *,
-    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    kind: GGMLQuantizationType | Callable[[str], GGMLQuantizationType] = GGMLQuantizationType.F32,
     pre_tokenizer: str = "gpt-2",
     adds_eos: bool = False,
 ) -> None:
-    """A model of transformers as llama.cpp's converter writes it; matrices as `kind`, norms in float32."""
+    """A model of transformers as llama.cpp's converter writes it; matrices as `kind`, norms in float32.
+
+    `kind` may choose by the tensor's name in the file, without its suffix.
+    """
     config = model.config
     architecture = _ARCHITECTURES[config.model_type]
     name = MODEL_ARCH_NAMES[architecture]
@@ -56,9 +60,12 @@ def write_gguf(
             values = _permute(values, config.num_key_value_heads)
         elif name.startswith("gemma") and tensor_name.endswith("norm.weight"):
             values = values + 1.0
-        stored = kind if values.ndim == 2 else GGMLQuantizationType.F32
         stem, _, suffix = tensor_name.rpartition(".")
-        writer.add_tensor(f"{names.get_name(stem)}.{suffix}", quantize(values, stored), raw_dtype=stored)
+        stored_name = names.get_name(stem)
+        stored = GGMLQuantizationType.F32
+        if values.ndim == 2:
+            stored = kind if isinstance(kind, GGMLQuantizationType) else kind(stored_name)
+        writer.add_tensor(f"{stored_name}.{suffix}", quantize(values, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

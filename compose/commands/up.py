@@ -47,9 +47,10 @@ def up(
     )
     from compose.supervisor import StackSettings, Supervisor
     from compose.valkey import find_server
+    from shared.processors import num_compute_cores
 
     settings = with_flags(read_config(config), model=model, engines=engines, host=host, port=port)
-    settings = with_compute_threads(settings, len(os.sched_getaffinity(0)))
+    settings = with_compute_threads(settings, num_compute_cores())
     url = redis_url(settings)
     if url is None:
         find_server()  # so that its absence is told at once

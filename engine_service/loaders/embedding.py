@@ -17,6 +17,7 @@ from engine_service.loaders.load import MALFORMED, load_model
 from engine_service.model_source import resolve_source
 from engine_service.models.families import FAMILIES, family_without_head
 from engine_service.models.spec import DecoderSpec
+from engine_service.models.weight_form import WeightForm, select_form
 from engine_service.models.weights import DecoderWeights
 from engine_service.pooling import declared_pooling
 from shared.config import ModelConfig, Pooling
@@ -49,26 +50,26 @@ class LoadedEmbedder:
     matryoshka_dimensions: list[int] | None = None  # as in ModelCard
 
 
-def load_embedder(config: ModelConfig) -> LoadedEmbedder:
-    """Raises ConfigError if the model of `config.source` cannot give embeddings here."""
+def load_embedder(config: ModelConfig, num_threads: int = 1) -> LoadedEmbedder:
+    """As `load_model`. Raises ConfigError if the model of `config.source` cannot give embeddings here."""
     files = resolve_source(config.source)
     if files.form == "gguf":
-        loaded = load_model(config)
+        loaded = load_model(config, num_threads)
         assert isinstance(loaded.spec, DecoderSpec), "GGUF files hold models of our own families"
         assert isinstance(loaded.weights, DecoderWeights), "and weights of our own form"
         decoder = LoadedDecoder(loaded.spec, loaded.weights)
         return LoadedEmbedder(loaded.spec.architecture, decoder, "last", loaded.text_bundle)
     try:
-        return _load_directory(files.path, getattr(torch, config.dtype))
+        return _load_directory(files.path, select_form(config, num_threads))
     except MALFORMED as error:
         raise ConfigError(
             f"{files.path.name} is not as its format says ({type(error).__name__}: {error})", "source"
         ) from error
 
 
-def _load_directory(path: Path, dtype: torch.dtype) -> LoadedEmbedder:
+def _load_directory(path: Path, form: WeightForm) -> LoadedEmbedder:
     settings = read_json(path / "config.json")
-    model = _load(path, settings, dtype)
+    model = _load(path, settings, form)
     default: Pooling = "last" if isinstance(model, LoadedDecoder) else "mean"
     return LoadedEmbedder(
         read_architecture(settings),
@@ -80,14 +81,19 @@ def _load_directory(path: Path, dtype: torch.dtype) -> LoadedEmbedder:
     )
 
 
-def _load(path: Path, config: Mapping[str, Any], dtype: torch.dtype) -> LoadedDecoder | LoadedEncoder:
+def _load(path: Path, config: Mapping[str, Any], form: WeightForm) -> LoadedDecoder | LoadedEncoder:
     architecture = read_architecture(config)
     with_head = architecture if architecture in FAMILIES else family_without_head(architecture)
     # Some embedding models are decoders trained to see both ways: transformers knows how, with a mask.
     if with_head is None or config.get("use_bidirectional_attention"):
-        return _load_encoder(path, architecture, dtype)
+        if form.rounds:
+            raise ConfigError(
+                f"{architecture} runs as transformers' own module, whose weights cannot be quantised",
+                "quantization",
+            )
+        return _load_encoder(path, architecture, form.dtype)
     has_head = with_head == architecture
-    return LoadedDecoder(*load_decoder(path, config, with_head, dtype, has_head=has_head))
+    return LoadedDecoder(*load_decoder(path, config, with_head, form, has_head=has_head))
 
 
 def _load_encoder(path: Path, architecture: str, dtype: torch.dtype) -> LoadedEncoder:

@@ -16,7 +16,9 @@ from engine_service.loaders.loaded_model import LoadedModel
 from engine_service.models.decoder_config import read_decoder_spec
 from engine_service.models.rope_config import DIVISORS
 from engine_service.models.spec import DecoderSpec
+from engine_service.models.weight_form import StoredMatrix, WeightForm
 from engine_service.models.weights import NamedTensor, collect_weights
+from kernels.gguf_blocks import BLOCK_BYTES, weight_from_blocks
 from shared.errors import ConfigError
 
 _ARCHITECTURES = {
@@ -66,14 +68,14 @@ _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
-def load_gguf(path: Path, dtype: torch.dtype) -> LoadedModel:
-    """Reads tensor by tensor: beside the finished weights only one float32 tensor is in memory.
+def load_gguf(path: Path, form: WeightForm) -> LoadedModel:
+    """Reads tensor by tensor: beside the finished weights only the parts of one matrix are in memory.
 
     Raises ConfigError if the file is not a complete model of a known architecture.
     """
     with GgufFile(path) as file:
         spec = read_spec(file)
-        weights = collect_weights(spec, read_tensors(file, spec), dtype)
+        weights = collect_weights(spec, read_tensors(file, spec), form)
         return LoadedModel(spec=spec, weights=weights, text_bundle=read_text_bundle(file))
 
 
@@ -156,20 +158,27 @@ def _read_scaling(file: GgufFile, kind: str) -> dict[str, Any] | None:
 
 
 def read_tensors(file: GgufFile, spec: DecoderSpec) -> Iterator[NamedTensor]:
-    """Names and layout as in Hugging Face's checkpoint of the same model; float32."""
+    """Names and layout as in Hugging Face's checkpoint of the same model; float32, or blocks as they are."""
     kind = file.require("general.architecture", str)
     layer_names = _LAYER_NAMES_OF.get(kind, _LAYER_NAMES)
-    for name, values in file.tensors():
+    for name in file.tensor_names:
         if name in (_ROPE_DIVISORS, _LONG_DIVISORS, _SHORT_DIVISORS):
             continue
-        tensor = torch.from_numpy(values)
+        tensor = _read_tensor(file, name)
         if kind in _PERMUTED_ARCHITECTURES and ".attn_q." in name:
-            tensor = _undo_permutation(tensor, spec.num_heads)
+            tensor = _rows(tensor, _original_order(tensor.shape[0], spec.num_heads))
         elif kind in _PERMUTED_ARCHITECTURES and ".attn_k." in name:
-            tensor = _undo_permutation(tensor, spec.num_kv_heads)
-        elif kind in _OFFSET_ARCHITECTURES and name.endswith("norm.weight"):
+            tensor = _rows(tensor, _original_order(tensor.shape[0], spec.num_kv_heads))
+        elif kind in _OFFSET_ARCHITECTURES and isinstance(tensor, Tensor) and name.endswith("norm.weight"):
             tensor = tensor - 1.0
         yield _huggingface_name(name, layer_names), tensor
+
+
+def _read_tensor(file: GgufFile, name: str) -> StoredMatrix:
+    kind = file.tensor_kind(name)
+    if kind in BLOCK_BYTES and len(file.tensor_shape(name)) == 2:
+        return weight_from_blocks(torch.from_numpy(file.blocks(name)), kind)
+    return torch.from_numpy(file.tensor(name))
 
 
 def _huggingface_name(name: str, layer_names: Mapping[str, str]) -> str:
@@ -182,11 +191,16 @@ def _huggingface_name(name: str, layer_names: Mapping[str, str]) -> str:
     return f"{_MODEL_NAMES[stem]}.{suffix}" if stem in _MODEL_NAMES else name
 
 
-def _undo_permutation(rows: Tensor, num_heads: int) -> Tensor:
+def _rows(tensor: StoredMatrix, order: Tensor) -> StoredMatrix:
+    return tensor[order] if isinstance(tensor, Tensor) else tensor.rows(order)
+
+
+def _original_order(num_rows: int, num_heads: int) -> Tensor:
     """Rows of each head from interleaved pairs (2i, 2i + 1) back to halves (i, i + head_dim / 2).
 
-    Inverse of `permute` in llama.cpp's convert_hf_to_gguf.py. Works for weights and biases.
+    Inverse of `permute` in llama.cpp's convert_hf_to_gguf.py. For weights and biases.
     """
-    half = rows.shape[0] // num_heads // 2
-    pairs = rows.reshape(num_heads, half, 2, *rows.shape[1:])
-    return pairs.transpose(1, 2).reshape(rows.shape)
+    rows = torch.arange(num_rows)
+    if num_rows % (2 * num_heads):
+        return rows  # of another shape than the model's: refused by whoever collects the weights
+    return rows.reshape(num_heads, -1, 2).transpose(1, 2).reshape(num_rows)

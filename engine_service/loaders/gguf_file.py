@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,20 +50,24 @@ class _TensorInfo:
 
 
 class GgufFile:
-    """Metadata in memory, tensors mapped and dequantised on demand. Close it, or use it as a context."""
+    """Metadata in memory, tensors read and dequantised on demand. Close it, or use it as a context."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file is not GGUF or is cut short."""
         self.path = path
         try:
-            with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._file = path.open("rb")
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error}", "source") from error
+        try:
+            self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+            self._file.close()
             raise ConfigError(f"cannot read {path}: {error}", "source") from error
         try:
             self.metadata, self._tensors = _read_header(self._map)
         except (struct.error, UnicodeDecodeError, KeyError, ValueError) as error:
-            self._map.close()
+            self.close()
             raise ConfigError(f"{path} is not a readable GGUF file: {error}", "source") from error
 
     def __enter__(self) -> GgufFile:
@@ -75,6 +78,7 @@ class GgufFile:
 
     def close(self) -> None:
         self._map.close()
+        self._file.close()
 
     def get(self, key: str, kind: type[T]) -> T | None:
         """A metadata value. Raises ConfigError if it is there with another type."""
@@ -96,13 +100,21 @@ class GgufFile:
     def tensor_shape(self, name: str) -> tuple[int, ...]:
         return self._tensors[name].shape
 
-    def tensors(self) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np.float32]]]]:
-        """Every tensor in float32, in the file's order; each is made when asked for."""
-        for name in self._tensors:
-            yield name, self.tensor(name)
+    def tensor_kind(self, name: str) -> str:
+        """The block format, as ggml calls it: "F32", "Q4_1" ..."""
+        return str(self._tensors[name].kind.name)
 
     def tensor(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Raises ConfigError for a block format outside SUPPORTED_TYPES."""
+        """In float32. Raises ConfigError for a block format outside SUPPORTED_TYPES."""
+        info, rows = self._tensors[name], self.blocks(name)
+        if info.kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+            stored = np.float32 if info.kind is GGMLQuantizationType.F32 else np.float16
+            return rows.view(stored).astype(np.float32).reshape(info.shape)
+        values: np.ndarray[Any, np.dtype[np.float32]] = dequantize(rows, info.kind)
+        return values.reshape(info.shape)
+
+    def blocks(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """As it is stored: `[rows, bytes of a row]`. Raises ConfigError as `tensor` does."""
         info = self._tensors[name]
         if info.kind not in SUPPORTED_TYPES:
             known = ", ".join(sorted(kind.name for kind in SUPPORTED_TYPES))
@@ -114,14 +126,10 @@ class GgufFile:
         num_bytes = num_values // values_per_block * bytes_per_block
         if info.offset + num_bytes > len(self._map):
             raise ConfigError(f"{self.path} is cut short: tensor {name!r} lies past its end", "source")
-        # A copy, so that the map can be closed while arrays live.
-        raw = np.frombuffer(self._map[info.offset : info.offset + num_bytes], dtype=np.uint8)
-        rows = raw.reshape(-1, info.shape[-1] // values_per_block * bytes_per_block)
-        if info.kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
-            stored = np.float32 if info.kind is GGMLQuantizationType.F32 else np.float16
-            return raw.view(stored).astype(np.float32).reshape(info.shape)
-        values: np.ndarray[Any, np.dtype[np.float32]] = dequantize(rows, info.kind)
-        return values.reshape(info.shape)
+        # Not from the map, whose pages would count as this process's memory until it is closed.
+        self._file.seek(info.offset)
+        raw = np.fromfile(self._file, dtype=np.uint8, count=num_bytes)
+        return raw.reshape(-1, info.shape[-1] // values_per_block * bytes_per_block)
 
 
 class _Cursor:

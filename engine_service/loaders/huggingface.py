@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from engine_service.loaders.huggingface_text import read_text_bundle
@@ -17,15 +16,16 @@ from engine_service.models.decoder_config import read_decoder_spec
 from engine_service.models.families import FAMILIES
 from engine_service.models.registry import Weights
 from engine_service.models.spec import DecoderSpec, ModelSpec
+from engine_service.models.weight_form import WeightForm
 from engine_service.models.weights import DecoderWeights, NamedTensor, collect_weights
 from shared.errors import ConfigError
 
 
-def load_huggingface(path: Path, dtype: torch.dtype) -> LoadedModel:
+def load_huggingface(path: Path, form: WeightForm) -> LoadedModel:
     """Raises ConfigError if the directory is not a complete model of an architecture that can be run."""
     config = read_json(path / "config.json")
     architecture = read_architecture(config)
-    spec, weights = _load_weights(path, config, architecture, dtype)
+    spec, weights = _load_weights(path, config, architecture, form)
     return LoadedModel(spec=spec, weights=weights, text_bundle=read_text_bundle(path, config))
 
 
@@ -39,7 +39,7 @@ def read_architecture(config: Mapping[str, Any]) -> str:
 
 
 def load_decoder(
-    path: Path, config: Mapping[str, Any], architecture: str, dtype: torch.dtype, *, has_head: bool = True
+    path: Path, config: Mapping[str, Any], architecture: str, form: WeightForm, *, has_head: bool = True
 ) -> tuple[DecoderSpec, DecoderWeights]:
     """A model of FAMILIES. Without a head its tensors have no `model.` before their names."""
     family = FAMILIES[architecture]
@@ -50,15 +50,20 @@ def load_decoder(
         for stored_name, tensor in _read_tensors(path)
         if (name := family.tensor_name(stored_name)) is not None
     )
-    return spec, collect_weights(spec, tensors, dtype)
+    return spec, collect_weights(spec, tensors, form)
 
 
 def _load_weights(
-    path: Path, config: Mapping[str, Any], architecture: str, dtype: torch.dtype
+    path: Path, config: Mapping[str, Any], architecture: str, form: WeightForm
 ) -> tuple[ModelSpec, Weights]:
     if architecture not in FAMILIES:
-        return load_transformers(path, architecture, dtype)
-    return load_decoder(path, config, architecture, dtype)
+        if form.rounds:
+            raise ConfigError(
+                f"{architecture} runs as transformers' own module, whose weights cannot be quantised",
+                "quantization",
+            )
+        return load_transformers(path, architecture, form.dtype)
+    return load_decoder(path, config, architecture, form)
 
 
 def _read_tensors(path: Path) -> Iterator[NamedTensor]:

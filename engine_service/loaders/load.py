@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import time
 
-import torch
-
 from engine_service.loaders.gguf import load_gguf
 from engine_service.loaders.huggingface import load_huggingface
 from engine_service.loaders.loaded_model import LoadedModel
 from engine_service.model_source import resolve_source
+from engine_service.models.weight_form import select_form
 from shared.config import ModelConfig
 from shared.errors import ConfigError
 
@@ -21,27 +20,27 @@ elsewhere, in more ways than could be checked one by one; a ConfigError passes t
 _LOG = logging.getLogger(__name__)
 
 
-def load_model(config: ModelConfig) -> LoadedModel:
-    """Finds and reads the model of `config.source` into main memory, as `config.dtype`.
+def load_model(config: ModelConfig, num_threads: int = 1) -> LoadedModel:
+    """Finds and reads the model of `config.source` into main memory, matrices as `config.quantization` says.
 
-    Raises ConfigError if the files are missing, of an unknown architecture or incomplete.
+    With `num_threads` for what is computed on the way. Raises ConfigError if the files are missing, of an
+    unknown architecture or incomplete.
     """
     started_s = time.monotonic()
     files = resolve_source(config.source)
-    dtype = getattr(torch, config.dtype)
+    form = select_form(config, num_threads)
     try:
-        loaded = load_gguf(files.path, dtype) if files.form == "gguf" else load_huggingface(files.path, dtype)
+        loaded = load_gguf(files.path, form) if files.form == "gguf" else load_huggingface(files.path, form)
     except MALFORMED as error:
         raise ConfigError(
             f"{files.path.name} is not as its format says ({type(error).__name__}: {error})", "source"
         ) from error
     _check_end_tokens(loaded)
     _LOG.info(
-        "loaded %s (%s, %.0f MiB as %s) in %.1f s",
+        "loaded %s (%s, %.0f MiB) in %.1f s",
         files.path.name,
         loaded.spec.architecture,
         loaded.weights.num_bytes / 2**20,
-        config.dtype,
         time.monotonic() - started_s,
     )
     return loaded

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from engine_service.kv_cache import KVCache
 from engine_service.models.experts import mixture_of_experts
 from engine_service.models.linear import DenseLinears, Linear, Linears
+from engine_service.models.native import native_decoder
 from engine_service.models.rotary import rotary_tables
 from engine_service.models.spec import DecoderSpec, RopeSpec
 from engine_service.models.weights import DecoderWeights, ExpertWeights, LayerWeights
@@ -24,7 +24,7 @@ from kernels.operators import Operators
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class DecoderLayer:
     """What a layer computes with. What it does not have is None; it has `gated` and `down`, or `experts`."""
 
     input_norm: Tensor  # [hidden]
@@ -51,12 +51,16 @@ class DecoderModel:
         *,
         num_positions: int,
         linears: Linears | None = None,
+        is_native: bool = True,
     ) -> None:
-        """`linears` makes what multiplies with the matrices, but for those of experts; None: as they are."""
+        """`linears` makes what multiplies with the matrices, but for those of experts; None: torch.
+
+        `is_native`: whole steps in C++, where that can be; if not, operator by operator, to the same result.
+        """
         linears = linears or DenseLinears(operators)
         self._spec = spec
         self._operators = operators
-        self._embedding = weights.embedding
+        self._lookup = linears.lookup(weights.embedding)
         self._layers = [_make_layer(spec, layer, linears) for layer in weights.layers]
         self._norm = weights.norm
         self._head = linears.plain(weights.head)
@@ -64,12 +68,18 @@ class DecoderModel:
             spec.activation
         ]
         # As transformers multiplies: with the number rounded to the type of the embedding.
-        dtype = weights.embedding.dtype
-        self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier, dtype=dtype))
+        self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier, dtype=weights.dtype))
         self._tables: dict[RopeSpec, tuple[Tensor, Tensor]] = {}
         for rope in {layer.rope for layer in spec.layers if layer.rope is not None}:
             cos, sin = rotary_tables(rope, num_positions)
-            self._tables[rope] = (cos.to(weights.embedding.device), sin.to(weights.embedding.device))
+            self._tables[rope] = (cos.to(weights.device), sin.to(weights.device))
+        self._native = (
+            native_decoder(spec, self._layers, self._norm, self._tables, operators) if is_native else None
+        )
+
+    @property
+    def is_native(self) -> bool:
+        return self._native is not None
 
     def forward(
         self,
@@ -110,9 +120,12 @@ class DecoderModel:
     ) -> Tensor:
         """As `forward`, but what the output projection reads: `[num_rows, hidden]`, after the last norm."""
         layers, operators, eps = self._layers, self._operators, self._spec.rms_norm_eps
-        residual = embedding(token_ids, self._embedding)  # [num_tokens, hidden], ours to change
+        residual = self._lookup(token_ids)  # [num_tokens, hidden], ours to change
         if self._embedding_multiplier != 1.0:
             residual *= self._embedding_multiplier
+        if self._native is not None:
+            keys, values = kv_cache.keys, kv_cache.values
+            return self._native.hidden_states(residual, positions, keys, values, metadata, rows)
         normed = operators.rms_norm(residual, layers[0].input_norm, eps)
         for index, layer in enumerate(layers):
             attended = self._attention(normed, positions, layer, kv_cache, index, metadata)
@@ -130,7 +143,7 @@ class DecoderModel:
         self,
         normed: Tensor,
         positions: Tensor,
-        layer: _Layer,
+        layer: DecoderLayer,
         kv_cache: KVCache,
         index: int,
         metadata: AttentionMetadata,
@@ -164,7 +177,7 @@ class DecoderModel:
         each = flat.reshape(-1, self._spec.head_dim)
         return self._operators.rms_norm(each, norm, self._spec.rms_norm_eps).view(shape)
 
-    def _mlp(self, normed: Tensor, layer: _Layer, index: int) -> Tensor:
+    def _mlp(self, normed: Tensor, layer: DecoderLayer, index: int) -> Tensor:
         if layer.experts is not None:
             experts = self._spec.layers[index].experts
             assert experts is not None, "weights of experts come with their shape"
@@ -180,9 +193,9 @@ class DecoderModel:
         return x if self._spec.residual_multiplier == 1.0 else x * self._spec.residual_multiplier
 
 
-def _make_layer(spec: DecoderSpec, layer: LayerWeights, linears: Linears) -> _Layer:
+def _make_layer(spec: DecoderSpec, layer: LayerWeights, linears: Linears) -> DecoderLayer:
     gate_up, down = layer.gate_up, layer.down
-    return _Layer(
+    return DecoderLayer(
         input_norm=layer.input_norm,
         qkv=linears.plain(layer.qkv, layer.qkv_bias),
         query_norm=layer.query_norm,

@@ -1,4 +1,4 @@
-"""The matrices that a decoder multiplies with: as they were loaded, or quantised for a CPU."""
+"""The matrices that a decoder multiplies with: floats by torch, packed ones by the C++ kernels."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import embedding, linear
 
-from kernels.cpu.packed_linear import LinearLibrary, PackedLinear
+from engine_service.models.weight_form import Matrix
+from kernels.cpu.packed_linear import LinearLibrary, PackedLinear, PackedWeight
 from kernels.cpu.team import Team
-from kernels.cpu.weight_memory import WeightMemory
-from kernels.dispatch import BackEndUnavailable
 from kernels.operators import Operators
 from shared.config import ModelConfig
-from shared.errors import ConfigError
 
 Activation = Literal["silu", "gelu_tanh"]
 Linear = Callable[[Tensor], Tensor]
 """`[num_rows, in]` to `[num_rows, out]`, a new tensor."""
+Lookup = Callable[[Tensor], Tensor]
+"""Row numbers, int64 `[num_rows]`, to these rows of a matrix, a new tensor."""
 
 
 class Linears(Protocol):
     """Makes the layers of one model. What a layer is made of need not be kept by others for it."""
 
-    def plain(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def plain(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
         """`x @ weight.T + bias`; weight `[out, in]`."""
 
-    def gated(self, weight: Tensor, bias: Tensor | None, activation: Activation) -> Linear:
+    def gated(self, weight: Matrix, bias: Tensor | None, activation: Activation) -> Linear:
         """`activation(g) * u` of the halves g and u of what `plain` gives, gate first."""
+
+    def lookup(self, weight: Matrix) -> Lookup:
+        """Rows of an embedding."""
 
 
 class DenseLinears:
@@ -41,12 +44,21 @@ class DenseLinears:
             "gelu_tanh": operators.gelu_tanh_and_mul,
         }
 
-    def plain(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return _Dense(weight, bias)
+    def plain(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
+        return _Dense(_floats(weight), bias)
 
-    def gated(self, weight: Tensor, bias: Tensor | None, activation: Activation) -> Linear:
-        gate = self._gates[activation]
-        return lambda x: gate(linear(x, weight, bias))
+    def gated(self, weight: Matrix, bias: Tensor | None, activation: Activation) -> Linear:
+        gate, dense = self._gates[activation], _Dense(_floats(weight), bias)
+        return lambda x: gate(dense(x))
+
+    def lookup(self, weight: Matrix) -> Lookup:
+        table = _floats(weight)
+        return lambda rows: embedding(rows, table)
+
+
+def _floats(weight: Matrix) -> Tensor:
+    assert isinstance(weight, Tensor), "packed weights need the kernels that they were packed for"
+    return weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,44 +70,34 @@ class _Dense:
         return linear(x, self.weight, self.bias)
 
 
-class QuantizedLinears:
-    """With 8-bit weights and 16-bit activations, see kernels/quantized_reference.py. On a CPU, in float32."""
+class CpuLinears(DenseLinears):
+    """Packed matrices by the C++ kernels, with 16-bit activations (kernels/quantized_reference.py)."""
 
-    def __init__(self, team: Team | None) -> None:
-        """Raises ConfigError where the C++ that computes with them cannot be built."""
-        try:
-            self._library = LinearLibrary()
-        except BackEndUnavailable as error:
-            raise ConfigError(f"quantised weights need the CPU kernels: {error}", "quantization") from error
-        self._team = team
-        self._memory = WeightMemory()
+    def __init__(self, operators: Operators) -> None:
+        super().__init__(operators)
+        self._library: LinearLibrary | None = None  # built where there is something packed
+        self._team: Team | None = getattr(operators, "team", None)
 
-    def plain(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return self._packed(weight, bias, None)
+    def plain(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
+        if isinstance(weight, Tensor):
+            return super().plain(weight, bias)
+        return self._packed(weight, bias)
 
-    def gated(self, weight: Tensor, bias: Tensor | None, activation: Activation) -> Linear:
+    def gated(self, weight: Matrix, bias: Tensor | None, activation: Activation) -> Linear:
+        if isinstance(weight, Tensor):
+            return super().gated(weight, bias, activation)
         return self._packed(weight, bias, activation)
 
-    def _packed(self, weight: Tensor, bias: Tensor | None, activation: Activation | None) -> Linear:
-        return PackedLinear.from_float(
-            weight,
-            _format_of(weight.shape[1]),
-            bias,
-            gate=activation,
-            team=self._team,
-            memory=self._memory,
-            library=self._library,
-        )
+    def lookup(self, weight: Matrix) -> Lookup:
+        return super().lookup(weight) if isinstance(weight, Tensor) else self._packed(weight).rows
 
-
-def _format_of(num_inputs: int) -> str:
-    """The most exact one for this width. Of groups of 64 and of 32 those of 64 were no worse, and faster."""
-    for group in (64, 32):
-        if num_inputs % group == 0:
-            return f"int8_group{group}"
-    return "int8_channel"
+    def _packed(
+        self, weight: PackedWeight, bias: Tensor | None = None, activation: Activation | None = None
+    ) -> PackedLinear:
+        self._library = self._library or LinearLibrary()
+        return PackedLinear(weight, bias, gate=activation, team=self._team, library=self._library)
 
 
 def select_linears(config: ModelConfig, operators: Operators) -> Linears | None:
-    """As `config.quantization` says; None for weights as they are. Raises ConfigError."""
-    return None if config.quantization is None else QuantizedLinears(getattr(operators, "team", None))
+    """What multiplies with weights of whatever form `select_form` has chosen; None: torch."""
+    return CpuLinears(operators) if config.device == "cpu" else None

@@ -16,7 +16,6 @@ from engine_service.models.transformers_module import TransformersModel, Transfo
 from engine_service.models.weights import DecoderWeights
 from kernels.attention_metadata import AttentionMetadata
 from kernels.operators import Operators
-from shared.errors import ConfigError
 
 Weights = DecoderWeights | TransformersModule
 
@@ -60,16 +59,8 @@ def build_model(
     num_positions: int,
     linears: Linears | None = None,
 ) -> Model:
-    """num_positions: the longest sequence that will be computed. linears: as in DecoderModel.
-
-    Raises ConfigError for `linears` that the weights do not go with.
-    """
+    """num_positions: the longest sequence that will be computed. linears: as in DecoderModel."""
     if isinstance(weights, TransformersModule):
-        if linears is not None:
-            raise ConfigError(
-                f"{spec.architecture} runs as transformers' own module, whose weights cannot be quantised",
-                "quantization",
-            )
         return TransformersModel(weights, operators)
     assert isinstance(spec, DecoderSpec), "our own weights come with a spec of our own families"
     return DecoderModel(spec, weights, operators, num_positions=num_positions, linears=linears)

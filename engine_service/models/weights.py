@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from engine_service.models.spec import DecoderSpec, LayerSpec
+from engine_service.models.weight_form import Matrix, StoredMatrix, WeightForm
+from kernels.quantized_reference import QuantizedWeight
 from shared.errors import ConfigError
 
-NamedTensor = tuple[str, Tensor]  # under the names of Hugging Face's LlamaForCausalLM
+NamedTensor = tuple[str, StoredMatrix]  # under the names of Hugging Face's LlamaForCausalLM
 
 W = TypeVar("W")
 
@@ -32,17 +34,17 @@ class LayerWeights:
     """
 
     input_norm: Tensor  # [hidden]
-    qkv: Tensor  # [query_width + 2 * kv_width, hidden]
+    qkv: Matrix  # [query_width + 2 * kv_width, hidden]
     qkv_bias: Tensor | None
     query_norm: Tensor | None  # [head_dim]
     key_norm: Tensor | None  # [head_dim]
-    attention_output: Tensor  # [hidden, query_width]
+    attention_output: Matrix  # [hidden, query_width]
     attention_output_bias: Tensor | None
     post_attention_norm: Tensor | None  # [hidden]
     mlp_norm: Tensor  # [hidden]
-    gate_up: Tensor | None  # [2 * intermediate, hidden]
+    gate_up: Matrix | None  # [2 * intermediate, hidden]
     gate_up_bias: Tensor | None
-    down: Tensor | None  # [hidden, intermediate]
+    down: Matrix | None  # [hidden, intermediate]
     down_bias: Tensor | None
     experts: ExpertWeights | None
     post_mlp_norm: Tensor | None  # [hidden]
@@ -50,15 +52,26 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    embedding: Tensor  # [vocab, hidden]
+    embedding: Matrix  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]; the embedding itself when tied
+    head: Matrix  # [vocab, hidden]; the embedding itself when tied
+
+    @property
+    def device(self) -> torch.device:
+        return self.norm.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is computed: packed matrices multiply float32."""
+        return self.embedding.dtype if isinstance(self.embedding, Tensor) else torch.float32
 
     def to(self, device: torch.device) -> DecoderWeights:
         """These weights on `device`; themselves if they are there already."""
-        if self.embedding.device == device:
+        if self.device == device:
             return self
+        assert isinstance(self.embedding, Tensor), "packed weights stay on the CPU"
+        assert isinstance(self.head, Tensor), "packed weights stay on the CPU"
         embedding = self.embedding.to(device)
         head = embedding if self.head is self.embedding else self.head.to(device)
         layers = tuple(_moved(layer, device) for layer in self.layers)
@@ -67,7 +80,7 @@ class DecoderWeights:
     @property
     def num_bytes(self) -> int:
         heads = [] if self.head is self.embedding else [self.head]
-        return sum(tensor.nbytes for tensor in (self.embedding, self.norm, *heads, *_tensors(self.layers)))
+        return sum(each.nbytes for each in (self.embedding, self.norm, *heads, *_tensors(self.layers)))
 
 
 def _moved(weights: W, device: torch.device) -> W:
@@ -77,9 +90,9 @@ def _moved(weights: W, device: torch.device) -> W:
     return replace(weights, **changes)  # type: ignore[type-var]
 
 
-def _tensors(parts: Iterable[Any]) -> Iterator[Tensor]:
+def _tensors(parts: Iterable[Any]) -> Iterator[Matrix]:
     for part in parts:
-        if isinstance(part, Tensor):
+        if isinstance(part, Matrix):
             yield part
         else:
             yield from _tensors(value for _, value in _present(part))
@@ -104,15 +117,20 @@ class _Slot:
     num_target_rows: int
 
 
-def collect_weights(spec: DecoderSpec, tensors: Iterable[NamedTensor], dtype: torch.dtype) -> DecoderWeights:
-    """Consumes the tensors one at a time, so that at most one lies beside its copy in memory.
+_FLOAT_MATRICES = ("router", "experts_gate_up", "experts_down")
+"""Targets whose matrices are not multiplied by `Linears`."""
+
+
+def collect_weights(spec: DecoderSpec, tensors: Iterable[NamedTensor], form: WeightForm) -> DecoderWeights:
+    """Consumes the tensors one at a time; each matrix takes its form when its last part has come.
 
     Norm weights that have an offset stay in float32, as they are computed: near 1, a half-precision
     number is too coarse for what they hold. Raises ConfigError for a tensor that is unknown, missing or of
     the wrong shape: a weight that is silently left out gives a model that talks nonsense.
     """
     slots = _slots(spec)
-    buffers: dict[str, Tensor] = {}
+    targets: dict[str, _Target] = {}
+    finished: dict[str, Matrix] = {}
     missing = set(slots)
     for name, tensor in _unfused(spec, tensors):
         if name == "lm_head.weight" and spec.has_tied_head:
@@ -127,20 +145,62 @@ def collect_weights(spec: DecoderSpec, tensors: Iterable[NamedTensor], dtype: to
                 f"tensor {name!r} has shape {tuple(tensor.shape)}, the model's shape asks for {slot.shape}",
                 "source",
             )
-        has_offset = spec.norm_offset != 0 and slot.target.endswith("norm")
-        if slot.target not in buffers:
-            kept = torch.float32 if has_offset else dtype
-            buffers[slot.target] = torch.empty(slot.num_target_rows, *slot.shape[1:], dtype=kept)
-        rows = buffers[slot.target][slot.first_row : slot.first_row + slot.shape[0]]
-        rows.copy_(tensor)
-        if has_offset:
-            rows += spec.norm_offset
+        if name not in missing:
+            raise ConfigError(f"tensor {name!r} is there twice", "source")
         missing.discard(name)
+        has_offset = spec.norm_offset != 0 and slot.target.endswith("norm")
+        if has_offset:
+            assert isinstance(tensor, Tensor), "a norm is no matrix"
+            tensor = tensor.float() + spec.norm_offset
+        if slot.target not in targets:
+            targets[slot.target] = _Target(slot, form, torch.float32 if has_offset else form.dtype)
+        if targets[slot.target].is_complete_with(slot, tensor):
+            finished[slot.target] = targets.pop(slot.target).finished()
     if missing:
         raise ConfigError(
             f"{len(missing)} tensors are missing from the weights, e.g. {sorted(missing)[0]!r}", "source"
         )
-    return _assemble(spec, buffers)
+    return _assemble(spec, finished)
+
+
+class _Target:
+    """A fused tensor while its parts come in: floats go to their rows at once, blocks wait for each other."""
+
+    def __init__(self, slot: _Slot, form: WeightForm, dtype: torch.dtype) -> None:
+        self._name = slot.target
+        self._form = form
+        self._is_matrix = len(slot.shape) == 2 and not slot.target.endswith(_FLOAT_MATRICES)
+        self._shape = (slot.num_target_rows, *slot.shape[1:])
+        self._dtype = dtype
+        self._num_missing_rows = slot.num_target_rows
+        self._floats: Tensor | None = None
+        self._blocks: dict[int, QuantizedWeight] = {}  # by first row
+
+    def is_complete_with(self, slot: _Slot, part: StoredMatrix) -> bool:
+        self._num_missing_rows -= slot.shape[0]
+        if isinstance(part, QuantizedWeight) and self._is_matrix and self._form.keeps_blocks:
+            self._blocks[slot.first_row] = part
+        else:
+            self._write(slot.first_row, part)
+        return self._num_missing_rows == 0
+
+    def finished(self) -> Matrix:
+        if self._floats is not None:  # some parts or all of them
+            for first_row, part in self._blocks.items():
+                self._write(first_row, part)
+            parts: list[StoredMatrix] = [self._floats]
+        else:
+            parts = [part for _, part in sorted(self._blocks.items(), key=lambda item: item[0])]
+        if not self._is_matrix:
+            assert self._floats is not None, "only matrices wait for each other"
+            return self._floats
+        return self._form.matrix(self._name, parts, is_gated=self._name.endswith("gate_up"))
+
+    def _write(self, first_row: int, part: StoredMatrix) -> None:
+        if self._floats is None:
+            self._floats = torch.empty(self._shape, dtype=self._dtype)
+        values = part if isinstance(part, Tensor) else part.dequantized()
+        self._floats[first_row : first_row + part.shape[0]].copy_(values)
 
 
 def _unfused(spec: DecoderSpec, tensors: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
@@ -156,32 +216,32 @@ def _unfused(spec: DecoderSpec, tensors: Iterable[NamedTensor]) -> Iterator[Name
         if not names or tensor.shape[0] != sum(widths):
             yield name, tensor
             continue
-        for part, piece in zip(names, torch.split(tensor, list(widths)), strict=True):
+        for part, piece in zip(names, tensor.split(list(widths)), strict=True):
             yield f"{parent}.{part}.{suffix}", piece
 
 
-def _assemble(spec: DecoderSpec, buffers: dict[str, Tensor]) -> DecoderWeights:
+def _assemble(spec: DecoderSpec, finished: dict[str, Any]) -> DecoderWeights:
     def layer(index: int) -> LayerWeights:
-        own = {field.name: buffers.get(f"{index}.{field.name}") for field in fields(LayerWeights)}
-        return LayerWeights(**(own | {"experts": _experts(spec, index, buffers)}))  # type: ignore[arg-type]
+        own = {field.name: finished.get(f"{index}.{field.name}") for field in fields(LayerWeights)}
+        return LayerWeights(**(own | {"experts": _experts(spec, index, finished)}))  # type: ignore[arg-type]
 
-    embedding = buffers["embedding"]
+    embedding = finished["embedding"]
     return DecoderWeights(
         embedding=embedding,
         layers=tuple(layer(index) for index in range(spec.num_layers)),
-        norm=buffers["norm"],
-        head=embedding if spec.has_tied_head else buffers["head"],
+        norm=finished["norm"],
+        head=embedding if spec.has_tied_head else finished["head"],
     )
 
 
-def _experts(spec: DecoderSpec, index: int, buffers: dict[str, Tensor]) -> ExpertWeights | None:
+def _experts(spec: DecoderSpec, index: int, finished: dict[str, Any]) -> ExpertWeights | None:
     experts = spec.layers[index].experts
     if experts is None:
         return None
     return ExpertWeights(
-        router=buffers[f"{index}.router"],
-        gate_up=buffers[f"{index}.experts_gate_up"].view(experts.num_experts, -1, spec.hidden_size),
-        down=buffers[f"{index}.experts_down"].view(experts.num_experts, spec.hidden_size, -1),
+        router=finished[f"{index}.router"],
+        gate_up=finished[f"{index}.experts_gate_up"].view(experts.num_experts, -1, spec.hidden_size),
+        down=finished[f"{index}.experts_down"].view(experts.num_experts, spec.hidden_size, -1),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 
 from pydantic import ValidationError
 
-from shared.config import ModelConfig, Pooling, Runner
+from shared.config import ModelConfig, Pooling, Quantization, Runner
 from shared.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ class ModelOptions(TypedDict, total=False):
     gpu_memory_utilization: float
     num_gpu_blocks_override: int | None
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"]
-    quantization: Literal["int8"] | None
+    quantization: Quantization | None
     seed: int  # of the seeds that are drawn for requests without one
     num_threads: int | None
     max_queued_requests: int

@@ -60,7 +60,7 @@ class LinearLibrary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
-    """A weight in the order in which the C++ multiplies with it: of use to libraries of the same layout only."""
+    """A weight in the order in which the C++ multiplies with it: for libraries of the same layout only."""
 
     format: WeightFormat
     num_outputs: int

@@ -43,10 +43,22 @@ class Team:
         create, destroy = library.headrace_team_create, library.headrace_team_destroy
         create.argtypes, create.restype = [c_int, c_int, c_void_p], c_void_p
         destroy.argtypes, destroy.restype = [c_void_p], None
+        self._library, self._spin_us = library, spin_us
+        self._start(num_threads, cpus)
+
+    def _start(self, num_threads: int, cpus: Sequence[int] | None) -> None:
         self.num_threads = num_threads
-        self.address = create(num_threads, spin_us, None if cpus is None else (c_int * len(cpus))(*cpus))
-        """Of the C++ object, for calls on this team."""
-        weakref.finalize(self, destroy, self.address)
+        processors = None if cpus is None else (c_int * len(cpus))(*cpus)
+        self.address: int = self._library.headrace_team_create(num_threads, self._spin_us, processors)
+        """Of the C++ object, for a call on this team: another one after `resize`."""
+        self._end = weakref.finalize(self, self._library.headrace_team_destroy, self.address)
+
+    def resize(self, num_threads: int) -> None:
+        """Goes on with so many threads, not bound to processors. Not while a call runs."""
+        if num_threads < 1:
+            raise ValueError(f"num_threads is {num_threads}; it must be at least 1")
+        self._end()
+        self._start(num_threads, None)
 
 
 def loaded_library(path: Path) -> ctypes.CDLL:

@@ -32,7 +32,8 @@ class WeightMemory:
 
 
 def _mapped(num_bytes: int) -> Tensor:
-    memory = mmap.mmap(-1, num_bytes)
+    # Private: for memory that could be shared, which is mmap's default, most kernels have no huge pages.
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages: small ones do, more slowly
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -16,6 +16,7 @@ from engine_service.loaders.gguf_file import GgufFile
 from engine_service.loaders.load import load_model
 from engine_service.loaders.loaded_model import LoadedModel
 from engine_service.model_runner import ModelRunner
+from engine_service.models.decoder import DecoderModel
 from engine_service.models.decoder_config import read_decoder_spec
 from engine_service.models.families import FAMILIES
 from engine_service.models.spec import DecoderSpec
@@ -191,12 +192,17 @@ def run(
     chunk: int,
     back_end: str | None = None,
     prompt_lens: tuple[int, ...] = PROMPT_LENS,
+    is_native: bool = True,
     **changes: Any,
 ) -> list[tuple[Sequence, torch.Tensor]]:
     """All prompts in one batch, greedily; the logits that gave each output token, `[NUM_TOKENS, vocab]`."""
     settings = {"max_num_seqs": 4, "num_gpu_blocks_override": 40, "max_model_len": MAX_LEN} | changes
     config = ModelConfig(name="tiny", source="unused", **settings)
-    runner = ModelRunner(config, loaded, num_threads=1, back_end=back_end)
+    runner = ModelRunner(config, loaded, num_threads=2, back_end=back_end)
+    if not is_native:
+        assert isinstance(runner._model, DecoderModel)
+        assert runner._model._native is not None, "there is something to compare with"
+        runner._model._native = None
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, 300, (length,), generator=generator).tolist() for length in prompt_lens]
     params = SamplingParams(max_tokens=NUM_TOKENS, seed=0, temperature=0.0)
@@ -241,6 +247,18 @@ def test_a_family_of_ours_gives_the_logits_of_transformers(tmp_path: Path, name:
     loaded = load(tmp_path)
     assert isinstance(loaded.spec, DecoderSpec)
     check(model, loaded)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "moe" not in name and name != "mixtral"])
+def test_whole_steps_in_cpp_are_what_the_operators_compute_one_by_one(tmp_path: Path, name: str) -> None:
+    architecture, changes = MODELS[name]
+    write(tmp_path, architecture, changes)
+    loaded = load(tmp_path, quantization="int8")
+    for chunk in (MAX_LEN, 7, 1):
+        whole, apart = (run(loaded, chunk=chunk, is_native=is_native) for is_native in (True, False))
+        for (sequence, logits), (same, expected) in zip(whole, apart, strict=True):
+            assert sequence.token_ids == same.token_ids
+            assert torch.equal(logits, expected)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +365,7 @@ def test_both_spellings_of_rotary_parameters_mean_the_same(
 def test_eight_bit_weights_stay_near(tmp_path: Path, name: str) -> None:
     architecture, changes = MODELS[name]
     model = write(tmp_path, architecture, changes)
-    error = error_of(model, run(load(tmp_path), chunk=7, quantization="int8"))
+    error = error_of(model, run(load(tmp_path, quantization="int8"), chunk=7))
     print(f"{error:.1e}")
     assert 1e-5 < error < 0.1  # not nothing: else the matrices were not quantised
 
@@ -355,9 +373,9 @@ def test_eight_bit_weights_stay_near(tmp_path: Path, name: str) -> None:
 def test_with_eight_bit_weights_a_sequence_alone_gets_the_same_logits_as_in_a_batch(tmp_path: Path) -> None:
     architecture, changes = MODELS["llama"]
     write(tmp_path, architecture, changes)
-    loaded = load(tmp_path)
-    (in_company, logits), *_ = run(loaded, chunk=7, quantization="int8")
-    ((alone, logits_alone),) = run(loaded, chunk=7, quantization="int8", prompt_lens=PROMPT_LENS[:1])
+    loaded = load(tmp_path, quantization="int8")
+    (in_company, logits), *_ = run(loaded, chunk=7)
+    ((alone, logits_alone),) = run(loaded, chunk=7, prompt_lens=PROMPT_LENS[:1])
     assert alone.token_ids == in_company.token_ids
     assert torch.equal(logits_alone, logits)
 
@@ -366,7 +384,7 @@ def test_a_module_of_transformers_cannot_be_quantised(tmp_path: Path) -> None:
     architecture, changes = FOREIGN["olmo2"]
     write(tmp_path, architecture, changes)
     with pytest.raises(ConfigError, match="Olmo2ForCausalLM runs as transformers' own module") as caught:
-        run(load(tmp_path), chunk=7, quantization="int8")
+        load(tmp_path, quantization="int8")
     assert caught.value.param == "quantization"
 
 

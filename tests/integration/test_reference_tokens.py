@@ -138,9 +138,8 @@ def keep_logits(runner: ModelRunner, seen: list[torch.Tensor]) -> None:
     runner._sampler.sample = copy_and_sample  # type: ignore[method-assign]
 
 
-def test_weights_of_a_gguf_file_equal_those_that_transformers_reads(
-    loaded: LoadedModel, transformers_model: Any
-) -> None:
+def test_weights_of_a_gguf_file_equal_those_that_transformers_reads(transformers_model: Any) -> None:
+    loaded = load_model(default_model().model_copy(update={"quantization": "none"}))
     state = transformers_model.state_dict()
     spec = loaded.spec
     for index in (0, spec.num_layers - 1):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compose.stack_config import read_config, redis_url, required_secret, with_compute_threads, with_flags
-from shared.config import HeadraceConfig, parse_config
+from shared.config import HeadraceConfig, ModelConfig, parse_config
 from shared.errors import ConfigError
 
 TWO_MODELS = {
@@ -118,6 +118,11 @@ def test_cores_are_divided_between_engines_that_do_not_choose() -> None:
     config = with_compute_threads(two_models(), num_cores=8)
     assert [model.num_threads for model in config.models] == [2, 7]
     assert with_compute_threads(two_models(), num_cores=1).models[0].num_threads == 1
+
+
+def test_an_engine_that_is_alone_chooses_its_threads_itself() -> None:
+    alone = HeadraceConfig(models=[ModelConfig(name="one", source="org/one")])
+    assert with_compute_threads(alone, num_cores=8).models[0].num_threads is None
 
 
 def test_secrets_come_from_the_environment() -> None:

@@ -16,6 +16,7 @@ from engine_service.loaders.loaded_model import LoadedModel
 from engine_service.model_runner import ModelRunner
 from engine_service.openmp import bound_openmp_spinning
 from engine_service.runner import Runner
+from kernels.cpu.operators import CpuOperators
 from shared.config import ModelConfig
 from shared.errors import ConfigError
 from shared.sampling import SamplingParams
@@ -207,3 +208,20 @@ def test_free_memory_stays_within_the_limit_of_the_container(tmp_path: Path) -> 
     assert container_headroom_bytes(tmp_path / "absent") > 2**50
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:      5 kB\n")
     assert available_bytes(tmp_path / "meminfo") == 5 * 1024
+
+
+def test_the_threads_are_chosen_by_the_time_of_a_step(directory: Path, loaded: LoadedModel) -> None:
+    runner = ModelRunner(config_for(directory), loaded, num_threads=4, back_end="cpu")
+    assert isinstance(runner._operators, CpuOperators)
+    team = runner._operators.team
+    now = 0.0
+
+    def clock() -> float:  # a step takes as many seconds as there are threads
+        nonlocal now
+        now += team.num_threads
+        return now
+
+    runner.choose_num_threads(clock)
+    assert team.num_threads == 1
+    before = outputs(runner_for(loaded), chunk=32)
+    assert outputs(runner, chunk=32) == before, "what was timed left nothing behind"

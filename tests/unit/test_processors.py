@@ -1,0 +1,60 @@
+"""Which cores compute: within affinity and a container's quota, each core once."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from shared.processors import num_compute_cores, num_cores, quota, usable_processors
+
+
+def write_topology(path: Path, siblings: dict[int, str]) -> Path:
+    for processor, listed in siblings.items():
+        folder = path / f"cpu{processor}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{listed}\n")
+    return path
+
+
+def test_hardware_threads_of_one_core_count_once(tmp_path: Path) -> None:
+    topology = write_topology(tmp_path, {0: "0,4", 4: "0,4", 1: "1,5", 5: "1,5"})
+    assert num_cores([0, 1, 4, 5], topology) == 2
+    assert num_cores([0, 4], topology) == 1
+    assert num_cores([0, 5], topology) == 2
+
+
+def test_without_a_topology_every_processor_is_a_core(tmp_path: Path) -> None:
+    assert num_cores([0, 1, 2], tmp_path) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("max 100000", math.inf),
+        ("250000 100000", 2.5),
+        ("50000 100000", 0.5),
+        ("nonsense", math.inf),
+        ("1 0", math.inf),
+    ],
+)
+def test_the_quota_of_a_container(tmp_path: Path, text: str, expected: float) -> None:
+    (tmp_path / "cpu.max").write_text(f"{text}\n")
+    assert quota(tmp_path) == expected
+
+
+def test_no_control_group_is_no_limit(tmp_path: Path) -> None:
+    assert quota(tmp_path) == math.inf
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinities")
+def test_the_affinity_of_this_process_bounds_it() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert usable_processors() == [min(before)]
+        assert num_compute_cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
