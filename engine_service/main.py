@@ -28,14 +28,12 @@ from engine_service.tracing import RequestSpans
 from engine_service.transport.endpoint import advertised_address, bind_router, remove_socket_file
 from engine_service.transport.kv_event_publisher import KvEventPublisher
 from shared.config import ModelConfig
-from shared.errors import ConfigError, UserError
+from shared.errors import UserError
 from shared.identifiers import EngineEpoch, EngineId, fresh_epoch
 from shared.messages import EngineLoad
 from shared.redis_client import connect
 from shared.redis_schema import EngineRecord, EngineState, RedisKeys
 from shared.telemetry import Tracing, start_tracing
-from shared.text_bundle import TextBundle
-from shared.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +114,6 @@ def load_served_model(config: ModelConfig) -> ServedModel:
     num_threads = num_compute_threads(config)
     use_threads(num_threads)
     loaded = load_model(config, num_threads)
-    check_text(loaded.text_bundle)
     runner = ModelRunner(config, loaded, num_threads=num_threads)
     if config.num_threads is None and config.engines == 1:  # else others measure at the same time
         runner.choose_num_threads()
@@ -139,7 +136,6 @@ def load_served_embedder(config: ModelConfig) -> ServedEmbedder:
     num_threads = num_compute_threads(config)
     use_threads(num_threads)
     loaded = load_embedder(config, num_threads)
-    check_text(loaded.text_bundle)
     runner = EmbeddingRunner(config, loaded, num_threads=num_threads)
     card = make_card(
         config,
@@ -150,14 +146,6 @@ def load_served_embedder(config: ModelConfig) -> ServedEmbedder:
         matryoshka_dimensions=loaded.matryoshka_dimensions,
     )
     return ServedEmbedder(runner, card, loaded.text_bundle)
-
-
-def check_text(text_bundle: TextBundle) -> None:
-    """Raises ConfigError if no gateway could use the bundle: then the engine had better not start."""
-    try:
-        Tokenizer(text_bundle)
-    except Exception as error:  # somebody else's template or tokenizer file: any error is possible
-        raise ConfigError(f"the model's text files cannot be used: {error}", "source") from error
 
 
 class EngineProcess:
@@ -211,8 +199,10 @@ class EngineProcess:
     def _serve(self, served: ServedModel | ServedEmbedder, router: zmq.Socket[bytes]) -> int:
         tracing = start_tracing("headrace-engine", self._options.engine_id)
         service = self._build_service(served, router, tracing)
-        gc.collect()
-        gc.freeze()  # what was loaded stays; collections while serving need not walk it
+        # What was loaded stays; collections while serving need not walk it. None is made now: it would find a
+        # megabyte, in a tenth of a second.
+        gc.freeze()
+        gc.enable()
         if self._kv_events is not None:
             self._kv_events.start()
         service.start()

@@ -67,9 +67,8 @@ class ModelConfig(Section):
     gpu_memory_utilization: float = Field(0.3, gt=0, le=1)  # on a CPU: of the memory free at start
     num_gpu_blocks_override: int | None = Field(None, ge=1)
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    quantization: Quantization | None = (
-        None  # None: as the file has them (GGUF's blocks, on CPUs), or `dtype`
-    )
+    quantization: Quantization | None = None  # None: as files have them (GGUF's blocks, on CPUs), or `dtype`
+    weight_cache: bool = True  # keep what was packed for this processor on disk, beside the model if possible
     seed: int = Field(0, ge=0)
     num_threads: int | None = Field(None, ge=1)  # None: the cores, divided by the engines
     watchdog_timeout_s: float = Field(300.0, gt=0)  # no step done in so long though there is work: give up

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
@@ -107,6 +106,9 @@ def _exporters_from_environment() -> list[SpanExporter]:
             case "none" | "":
                 continue
             case "otlp":
+                # Brings protobuf, which a process that exports nothing need not load.
+                from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
                 exporters.append(OTLPSpanExporter())
             case "console":
                 exporters.append(ConsoleSpanExporter())

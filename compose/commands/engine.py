@@ -27,7 +27,12 @@ def engine(
     ] = None,
 ) -> None:
     """Run one engine. Needs HEADRACE_REDIS_URL."""
-    import socket  # local: see compose/cli.py
+    import gc  # local: see compose/cli.py
+    import socket
+
+    # While modules and the model are loaded next to nothing becomes garbage, and looking for it took a tenth
+    # of the start. run_engine switches it on again.
+    gc.disable()
 
     from compose.service_logging import log_to_stderr
     from compose.stack_config import REDIS_URL, read_config, redis_url, required_secret, with_flags

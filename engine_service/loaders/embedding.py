@@ -13,7 +13,7 @@ import torch
 from engine_service.loaders.huggingface import load_decoder, read_architecture
 from engine_service.loaders.huggingface_text import read_text_bundle
 from engine_service.loaders.json_file import read_json
-from engine_service.loaders.load import MALFORMED, load_model
+from engine_service.loaders.load import MALFORMED, check_text, load_model
 from engine_service.model_source import resolve_source
 from engine_service.models.families import FAMILIES, family_without_head
 from engine_service.models.spec import DecoderSpec
@@ -60,11 +60,13 @@ def load_embedder(config: ModelConfig, num_threads: int = 1) -> LoadedEmbedder:
         decoder = LoadedDecoder(loaded.spec, loaded.weights)
         return LoadedEmbedder(loaded.spec.architecture, decoder, "last", loaded.text_bundle)
     try:
-        return _load_directory(files.path, select_form(config, num_threads))
+        embedder = _load_directory(files.path, select_form(config, num_threads))
     except MALFORMED as error:
         raise ConfigError(
             f"{files.path.name} is not as its format says ({type(error).__name__}: {error})", "source"
         ) from error
+    check_text(embedder.text_bundle)
+    return embedder
 
 
 def _load_directory(path: Path, form: WeightForm) -> LoadedEmbedder:

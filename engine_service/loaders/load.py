@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 
-from engine_service.loaders.gguf import load_gguf
-from engine_service.loaders.huggingface import load_huggingface
 from engine_service.loaders.loaded_model import LoadedModel
-from engine_service.model_source import resolve_source
-from engine_service.models.weight_form import select_form
+from engine_service.loaders.weight_cache import WeightCache
+from engine_service.model_source import ModelFiles, resolve_source
+from engine_service.models.weight_form import PackedForm, WeightForm, select_form
 from shared.config import ModelConfig
 from shared.errors import ConfigError
+from shared.text_bundle import TextBundle
+from shared.tokenizer import Tokenizer
 
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """What reading raises where a file holds another type or number than its format says. Such files come from
@@ -29,21 +30,49 @@ def load_model(config: ModelConfig, num_threads: int = 1) -> LoadedModel:
     started_s = time.monotonic()
     files = resolve_source(config.source)
     form = select_form(config, num_threads)
+    cache = WeightCache(files, form) if config.weight_cache and isinstance(form, PackedForm) else None
+    loaded = cache.load() if cache is not None else None
+    is_cached = loaded is not None
     try:
-        loaded = load_gguf(files.path, form) if files.form == "gguf" else load_huggingface(files.path, form)
+        if loaded is None:
+            loaded = _read(files, form)
     except MALFORMED as error:
         raise ConfigError(
             f"{files.path.name} is not as its format says ({type(error).__name__}: {error})", "source"
         ) from error
-    _check_end_tokens(loaded)
+    if not is_cached:
+        _check_end_tokens(loaded)
+        check_text(loaded.text_bundle)
     _LOG.info(
-        "loaded %s (%s, %.0f MiB) in %.1f s",
+        "loaded %s%s (%s, %.0f MiB) in %.1f s",
         files.path.name,
+        ", packed before" if is_cached else "",
         loaded.spec.architecture,
         loaded.weights.num_bytes / 2**20,
         time.monotonic() - started_s,
     )
+    if cache is not None and not is_cached:
+        cache.store(loaded)
     return loaded
+
+
+def _read(files: ModelFiles, form: WeightForm) -> LoadedModel:
+    # Imported here and not above: what reads files is not needed where the cache has them.
+    if files.form == "gguf":
+        from engine_service.loaders.gguf import load_gguf
+
+        return load_gguf(files.path, form)
+    from engine_service.loaders.huggingface import load_huggingface
+
+    return load_huggingface(files.path, form)
+
+
+def check_text(text_bundle: TextBundle) -> None:
+    """Raises ConfigError if no gateway could use the bundle: then the engine had better not start."""
+    try:
+        Tokenizer(text_bundle)
+    except Exception as error:  # somebody else's template or tokenizer file: any error is possible
+        raise ConfigError(f"the model's text files cannot be used: {error}", "source") from error
 
 
 def _check_end_tokens(loaded: LoadedModel) -> None:

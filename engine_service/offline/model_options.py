@@ -26,6 +26,7 @@ class ModelOptions(TypedDict, total=False):
     num_gpu_blocks_override: int | None
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"]
     quantization: Quantization | None
+    weight_cache: bool
     seed: int  # of the seeds that are drawn for requests without one
     num_threads: int | None
     max_queued_requests: int

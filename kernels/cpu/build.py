@@ -57,7 +57,7 @@ def built_library(instruction_set: str = "native") -> Path:
     compiler = _compiler()
     flags = (*_FLAGS, *INSTRUCTION_SETS[instruction_set])
     name = f"headrace-{_fingerprint(compiler, flags)}.so"
-    folders = [_FOLDER / "build", _user_cache()]
+    folders = [_FOLDER / "build", user_cache_folder()]
     for folder in folders:
         if (folder / name).exists():
             return folder / name
@@ -91,13 +91,13 @@ def _sources() -> list[Path]:
 
 
 def _fingerprint(compiler: str, flags: tuple[str, ...]) -> str:
-    digest = hashlib.sha256(" ".join((compiler, *flags, _cpu_model())).encode())
+    digest = hashlib.sha256(" ".join((compiler, *flags, cpu_model())).encode())
     for path in [*_sources(), *sorted(_FOLDER.glob("*.h"))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
     """Model and instruction sets: what -march=native depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -107,9 +107,14 @@ def _cpu_model() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def _user_cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "headrace"
+def user_cache_folder() -> Path:
+    """For what was made once and could be made again, where it cannot lie beside what it was made from."""
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "headrace"
+    try:
+        return Path.home() / ".cache" / "headrace"
+    except RuntimeError:  # a user without a home, as in some containers
+        return _FOLDER / "build"
 
 
 def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:

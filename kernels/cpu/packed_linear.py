@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from ctypes import c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +14,7 @@ from torch import Tensor
 from kernels.cpu.build import built_library
 from kernels.cpu.team import Team, loaded_library
 from kernels.cpu.weight_memory import WeightMemory
-from kernels.quantized_reference import QuantizedWeight, WeightFormat, quantize_weight
+from kernels.quantized_reference import FORMATS, QuantizedWeight, WeightFormat, quantize_weight
 
 Gate = Literal["silu", "gelu_tanh"]
 _FORMAT_NUMBERS = {"int8_channel": 0, "int8_group32": 1, "int8_group64": 2, "int4_group32": 3}
@@ -109,6 +110,23 @@ def pack_weight(
         packed.data_ptr(),
     )
     return PackedWeight(weight.format, *weight.shape, is_gated, packed)
+
+
+def layout_signature(library: LinearLibrary) -> str:
+    """Equal for two libraries that pack weights alike; found by letting them pack some."""
+    digest = hashlib.sha256()
+    for name in ("int8_channel", "int8_group32", "int8_group64", "int4_group32"):
+        chosen = FORMATS[name]
+        for num_outputs, num_inputs in ((2, 64), (50, 576)):
+            num_groups = num_inputs // (chosen.group or num_inputs)
+            numbers = torch.arange(num_outputs * num_inputs).view(num_outputs, num_inputs) * 31 // 7
+            values = (numbers % 16).to(torch.uint8) if chosen.has_minimums else numbers.to(torch.int8)
+            scales = numbers[:, :num_groups].to(torch.float32 if chosen.group is None else torch.float16)
+            weight = QuantizedWeight(chosen, values, scales, -scales if chosen.has_minimums else None)
+            for is_gated in (False, True):
+                packed = pack_weight(weight, is_gated=is_gated, library=library).packed
+                digest.update(packed.numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _descriptor(weight_format: WeightFormat, shape: tuple[int, int], gate: Gate | None) -> _LinearWeights:

@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.quantization_accuracy [--model SOURCE] [--tokens N]
 
-Compared are the model's weights in float32, as its file stores them (where that is another thing: GGUF), and in
-int8. The text is Python's own help, so that everybody has it. Each part of it is scored as a prompt.
+Compared are the model's weights in float32, as its file stores them (which differs for GGUF), and in int8.
+The text is Python's own help, so that everybody has it. Each part of it is scored as a prompt.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import pytest
 from jinja2 import TemplateSyntaxError
 
 from engine_service.fake_model import fake_text_bundle
-from engine_service.main import check_text
+from engine_service.loaders.load import check_text
 from shared.chat_template import ChatTemplate
 from shared.errors import ConfigError, InvalidRequest
 
