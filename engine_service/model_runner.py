@@ -23,6 +23,7 @@ from engine_service.sequence import BlockCopy, BlockId, ScheduledRow, Sequence, 
 from engine_service.thread_choice import fastest, thread_candidates
 from kernels.attention_metadata import AttentionMetadata
 from kernels.cpu.operators import CpuOperators
+from kernels.cpu.sampling import NativeSampling
 from kernels.dispatch import select_operators
 from shared.config import ModelConfig
 from shared.errors import ConfigError
@@ -92,7 +93,8 @@ class ModelRunner:
             linears=select_linears(config, operators),
         )
         self._kv_cache = allocate_kv_cache(config, spec, self.max_model_len, self._device)
-        self._sampler = Sampler(loaded.text_bundle.eos_token_ids)
+        self._native = NativeSampling(operators.team) if isinstance(operators, CpuOperators) else None
+        self._sampler = Sampler(loaded.text_bundle.eos_token_ids, self._native)
         self._last_sampled: dict[RequestId, int] = {}  # by the step before
 
     @property
@@ -190,7 +192,7 @@ class ModelRunner:
         if alive:
             sampling = [sampling[place] for place in alive]
             sequences = [step.rows[index].sequence for index in sampling]
-            raw = RawLogprobs(logits, sequences)  # first: the sampler changes the logits
+            raw = RawLogprobs(logits, sequences, self._native)  # first: the sampler changes the logits
             tokens = self._sampler.sample(logits, sequences)
             for index, token, logprobs in zip(sampling, tokens, raw.of(tokens), strict=True):
                 results[index] = Sampled(token, logprobs)
@@ -210,7 +212,7 @@ class ModelRunner:
         if prompt_tokens is None:
             return self._model.forward(*inputs, logit_rows), {}
         parts = self._model.forward_in_parts(*inputs, [logit_rows, *prompt_tokens.parts()])
-        return next(parts), prompt_tokens.tell(parts)
+        return next(parts), prompt_tokens.tell(parts, self._native)
 
     def _to_device(self, values: object, dtype: torch.dtype) -> torch.Tensor:
         return torch.as_tensor(values, dtype=dtype).to(self._device)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine_service.raw_logprobs import logprobs_of
 from engine_service.sequence import ScheduledRow
+from kernels.cpu.sampling import NativeSampling
 from shared.messages import TokenLogprobs
 
 _ROWS_AT_ONCE = 128  # of logits: 25 MB with 49k tokens, where a chunk of 512 rows would take four times that
@@ -29,16 +30,20 @@ class PromptTokens:
         """`logit_rows`, as many at once as there is memory for."""
         return torch.split(self.logit_rows, _ROWS_AT_ONCE)
 
-    def tell(self, logits_of_parts: Iterable[Tensor]) -> dict[int, list[TokenLogprobs]]:
+    def tell(
+        self, logits_of_parts: Iterable[Tensor], native: NativeSampling | None = None
+    ) -> dict[int, list[TokenLogprobs]]:
         """By row of the plan. The logits are float32 `[len(part), vocab]`, taken one part after the other."""
-        told = self._tell(logits_of_parts)
+        told = self._tell(logits_of_parts, native)
         return {row: list(islice(told, count)) for row, count in self.counts.items()}
 
-    def _tell(self, logits_of_parts: Iterable[Tensor]) -> Iterator[TokenLogprobs]:
+    def _tell(
+        self, logits_of_parts: Iterable[Tensor], native: NativeSampling | None
+    ) -> Iterator[TokenLogprobs]:
         start = 0
         for logits in logits_of_parts:
             end = start + logits.shape[0]
-            yield from logprobs_of(logits, self.token_ids[start:end], self.nums_top[start:end])
+            yield from logprobs_of(list(logits), self.token_ids[start:end], self.nums_top[start:end], native)
             start = end
 
 

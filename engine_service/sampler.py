@@ -1,10 +1,15 @@
 """From logits to the next token of each sequence.
 
-Order: bias, penalties, tokens that are ruled out, the form of structured output, temperature, then
-min_p, top_k and top_p, then the draw. vLLM rules tokens out first; the result is the same, since neither a
-bias nor a penalty brings back what is -inf. The draw takes one uniform number per (seed, position) and
-inverts the cumulative distribution in the order of token ids: of all orders the one in which rounding
-of the logits can least change the outcome, since it never moves a token past another.
+Order: bias, penalties, tokens that are ruled out, the form of structured output (logit_adjustment.py),
+temperature, then min_p, top_k and top_p (token_filter.py), then the draw. vLLM rules tokens out first; the
+result is the same, since neither a bias nor a penalty brings back what is -inf. The draw takes one uniform
+number per (seed, position) and inverts the cumulative distribution in the order of token ids: of all orders
+the one in which rounding of the logits can least change the outcome, since it never moves a token past
+another.
+
+What is asked of a row is the same `LogitAdjustment` and `Draw` whoever computes it: torch, here, on any
+device, or the C++ of kernels/cpu/sampling.cpp. That one rounds its exponentials and sums in other ways, so it
+may take a neighbour where a number falls on the border between two tokens.
 """
 
 from __future__ import annotations
@@ -15,12 +20,12 @@ from collections.abc import Sequence as SequenceOf
 import torch
 from torch import Tensor
 
-from engine_service.barred_tokens import barred_tokens, left_of_allowed
+from engine_service.logit_adjustment import adjust, adjustment_of
 from engine_service.randomness import uniforms
 from engine_service.sequence import Sequence
-from engine_service.structured_output.logit_mask import keep_only
-from engine_service.structured_output.token_mask import token_mask
 from engine_service.token_filter import allowed_tokens
+from kernels.cpu.sampling import NativeSampling
+from kernels.sampling_metadata import Draw, LogitAdjustment
 
 _CHUNK = 512  # tokens summed at once in the first pass of the inverse
 
@@ -28,80 +33,76 @@ _CHUNK = 512  # tokens summed at once in the first pass of the inverse
 class Sampler:
     """Chooses tokens. Holds no state between steps: everything is in the sequences."""
 
-    def __init__(self, eos_token_ids: Iterable[int]) -> None:
+    def __init__(self, eos_token_ids: Iterable[int], native: NativeSampling | None = None) -> None:
+        """native: what computes on the CPU, if there is a compiler for it."""
         self._eos_token_ids = tuple(eos_token_ids)
+        self._native = native
 
     def sample(self, logits: Tensor, sequences: SequenceOf[Sequence]) -> list[int]:
-        """Next token of each row. logits: float32 `[len(sequences), vocab]`, changed in place."""
-        for row, sequence in enumerate(sequences):
-            self._adjust(logits[row], sequence)
-        tokens: list[int] = logits.argmax(dim=-1).tolist()
-        random_rows = [row for row, sequence in enumerate(sequences) if not sequence.sampling.is_greedy]
-        if random_rows:
-            drawn = _draw(logits, random_rows, sequences)
-            for row, token in zip(random_rows, drawn, strict=True):
-                tokens[row] = token
-        return tokens
+        """Next token of each row. logits: float32 `[len(sequences), vocab]` with contiguous rows.
 
-    def _adjust(self, row: Tensor, sequence: Sequence) -> None:
-        """All before the temperature: on one row `[vocab]`, in place; free for rows that use none."""
-        params = sequence.sampling
-        if params.logit_bias:
-            row[list(params.logit_bias)] += torch.tensor(
-                list(params.logit_bias.values()), dtype=row.dtype, device=row.device
-            )
-        if params.repetition_penalty != 1.0:
-            seen = torch.unique(_token_tensor(sequence.token_ids, row))
-            scores = row[seen]
-            row[seen] = torch.where(
-                scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty
-            )
-        if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
-            output = _token_tensor(sequence.token_ids[sequence.num_prompt_tokens :], row)
-            seen, counts = torch.unique(output, return_counts=True)
-            row[seen] -= params.frequency_penalty * counts + params.presence_penalty
-        if params.min_tokens or params.bad_words or params.allowed_token_ids:
-            _bar_tokens(row, sequence, self._eos_token_ids)
-        if (mask := token_mask(sequence, self._eos_token_ids)) is not None:
-            keep_only(row, mask)
+        Rows of sequences for which `may_adjust` is true are changed in place, and no others.
+        """
+        adjustments = [adjustment_of(sequence, self._eos_token_ids) for sequence in sequences]
+        draws = _draws_of(sequences)
+        if self._native is not None:
+            return self._native.sample(logits, adjustments, draws)
+        return sample_with_torch(logits, adjustments, draws)
 
 
-def _token_tensor(token_ids: list[int], row: Tensor) -> Tensor:
-    return torch.tensor(token_ids, dtype=torch.int64, device=row.device)
+def _draws_of(sequences: SequenceOf[Sequence]) -> list[Draw | None]:
+    """None: the largest logit."""
+    draws: list[Draw | None] = [None] * len(sequences)
+    rows = [row for row, sequence in enumerate(sequences) if not sequence.sampling.is_greedy]
+    if rows:
+        params = [sequences[row].sampling for row in rows]
+        # A token's position is the number of tokens before it, wherever those were generated.
+        numbers = uniforms([p.seed for p in params], [sequences[row].num_tokens for row in rows])
+        for row, p, number in zip(rows, params, numbers.tolist(), strict=True):
+            draws[row] = Draw(number, p.temperature, p.min_p, p.top_k, p.top_p)
+    return draws
 
 
-def _bar_tokens(row: Tensor, sequence: Sequence, eos_token_ids: Iterable[int]) -> None:
-    """Sets the logits of what the request rules out to -inf: on one row `[vocab]`, in place."""
-    barred = barred_tokens(sequence, eos_token_ids)
-    left = left_of_allowed(sequence, barred)
-    if left is not None:
-        # One of these has to be drawn also where the model has overflowed, so none of them stays -inf.
-        lowest = torch.finfo(row.dtype).min / 2
-        ids = _token_tensor(left, row)
-        kept = row[ids].nan_to_num_(nan=lowest, posinf=torch.inf, neginf=lowest)
-        row.fill_(-torch.inf)
-        row[ids] = kept
-    elif barred:
-        row[list(barred)] = -torch.inf
+def sample_with_torch(
+    logits: Tensor, adjustments: SequenceOf[LogitAdjustment | None], draws: SequenceOf[Draw | None]
+) -> list[int]:
+    """As `NativeSampling.sample`, which is tested against it."""
+    for row, adjustment in enumerate(adjustments):
+        if adjustment is not None:
+            adjust(logits[row], adjustment)
+    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    asked = {row: draw for row, draw in enumerate(draws) if draw is not None}
+    if asked:
+        drawn = _draw(logits[list(asked)], list(asked.values()))
+        for row, token in zip(asked, drawn, strict=True):
+            tokens[row] = token
+    return tokens
 
 
-def _draw(logits: Tensor, rows: list[int], sequences: SequenceOf[Sequence]) -> list[int]:
-    params = [sequences[row].sampling for row in rows]
-    # A token's position is the number of tokens before it, wherever those were generated.
-    numbers = uniforms([p.seed for p in params], [sequences[row].num_tokens for row in rows])
+def _draw(logits: Tensor, draws: list[Draw]) -> list[int]:
+    """Changes the logits."""
+    numbers = torch.tensor([draw.number for draw in draws], dtype=torch.float64, device=logits.device)
+    return _invert(weigh(logits, draws), numbers).tolist()
+
+
+def weigh(logits: Tensor, draws: SequenceOf[Draw]) -> Tensor:
+    """Unnormalised probabilities of all tokens, float32 `[len(draws), vocab]`: 0 of those that must not come.
+
+    The largest of a row is 1, unless none has any. Changes the logits.
+    """
     # A model may overflow (float16) and a mask may leave nothing: neither must end the other rows' step.
     largest = torch.finfo(logits.dtype).max / 2
-    chosen = logits[rows].nan_to_num_(nan=-torch.inf, posinf=largest, neginf=-torch.inf)
+    chosen = logits.nan_to_num_(nan=-torch.inf, posinf=largest, neginf=-torch.inf)
     # Shifted before dividing, so that a tiny temperature gives -inf and never inf - inf.
     chosen -= chosen.amax(dim=-1, keepdim=True).clamp_(min=-largest)
-    chosen /= torch.tensor([p.temperature for p in params], device=chosen.device).unsqueeze(-1)
-    weights = chosen.exp_()  # unnormalised probabilities; the largest of each row is 1
-    for index, param in enumerate(params):
-        if (allowed := allowed_tokens(weights[index], param)) is not None:
+    chosen /= torch.tensor([draw.temperature for draw in draws], device=chosen.device).unsqueeze(-1)
+    weights = chosen.exp_()
+    for index, draw in enumerate(draws):
+        if (allowed := allowed_tokens(weights[index], draw)) is not None:
             kept = weights[index][allowed]
             weights[index].zero_()
             weights[index][allowed] = kept
-    return _invert(weights, torch.from_numpy(numbers).to(weights.device)).tolist()
+    return weights
 
 
 def _invert(weights: Tensor, numbers: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""min_p, top_k and top_p: which tokens may be drawn at all."""
+"""min_p, top_k and top_p: which tokens may be drawn at all. Without a sort: kernels/cpu/candidates.h."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.sampling import SamplingParams
+from kernels.sampling_metadata import Draw
 
 
-def allowed_tokens(weights: Tensor, params: SamplingParams) -> Tensor | None:
+def allowed_tokens(weights: Tensor, draw: Draw) -> Tensor | None:
     """Ids of the tokens that pass all filters of a row, in no particular order; None if no filter is on.
 
     weights: float32 `[vocab]`, exp((logit - largest logit) / temperature). Each filter looks at what the
@@ -17,16 +17,16 @@ def allowed_tokens(weights: Tensor, params: SamplingParams) -> Tensor | None:
     lower ids. At least one token always stays.
     """
     vocab_size = weights.shape[0]
-    has_top_k = 0 < params.top_k < vocab_size
-    if params.min_p <= 0.0 and not has_top_k and params.top_p >= 1.0:
+    has_top_k = 0 < draw.top_k < vocab_size
+    if draw.min_p <= 0.0 and not has_top_k and draw.top_p >= 1.0:
         return None
-    threshold = params.min_p  # the largest weight is 1
+    threshold = draw.min_p  # the largest weight is 1
     if has_top_k:
-        threshold = max(threshold, _kth_largest(weights, params.top_k))
-    if params.top_p >= 1.0:
+        threshold = max(threshold, _kth_largest(weights, draw.top_k))
+    if draw.top_p >= 1.0:
         return (weights >= threshold).nonzero().squeeze(-1)
     kept = torch.where(weights >= threshold, weights, 0.0) if threshold > 0.0 else weights
-    return _nucleus(kept, params.top_p)
+    return _nucleus(kept, draw.top_p)
 
 
 def _kth_largest(weights: Tensor, k: int) -> float:

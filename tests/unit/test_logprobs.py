@@ -14,6 +14,7 @@ from engine_service.raw_logprobs import LOWEST_LOGPROB, RawLogprobs, look_up_on_
 from engine_service.sampler import Sampler
 from engine_service.sequence import Sequence
 from gateway.scored_token import score
+from kernels.cpu.sampling import NativeSampling
 from shared.errors import InvalidRequest
 from shared.identifiers import RequestId, TenantId
 from shared.messages import EngineLoad, SequenceUpdate, StepResult, TokenLogprobs, decode, encode
@@ -31,20 +32,29 @@ def sequence(**params: Any) -> Sequence:
     return Sequence(RequestId("r"), [1, 2, 3, 4], 3, sampling, TenantId("t"))
 
 
-def logprobs_of(logits: torch.Tensor, *sequences: Sequence) -> list[TokenLogprobs | None]:
+@pytest.fixture(params=["torch", "native"])
+def native(request: pytest.FixtureRequest) -> NativeSampling | None:
+    return NativeSampling() if request.param == "native" else None
+
+
+def logprobs_of(
+    native: NativeSampling | None, logits: torch.Tensor, *sequences: Sequence
+) -> list[TokenLogprobs | None]:
     """As a runner does it: kept before the sampler, told after it."""
     logits = logits.clone()
-    raw = RawLogprobs(logits, sequences)
-    return raw.of(Sampler([EOS]).sample(logits, sequences))
+    raw = RawLogprobs(logits, sequences, native)
+    return raw.of(Sampler([EOS], native).sample(logits, sequences))
 
 
 def random_logits(num_rows: int) -> torch.Tensor:
     return torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(3)) * 3
 
 
-def test_they_are_those_of_the_raw_distribution_whatever_the_sampler_does() -> None:
+def test_they_are_those_of_the_raw_distribution_whatever_the_sampler_does(
+    native: NativeSampling | None,
+) -> None:
     logits = random_logits(4)
-    [told, *_] = logprobs_of(logits[:1], sequence(logprobs=5))
+    [told, *_] = logprobs_of(native, logits[:1], sequence(logprobs=5))
     assert told is not None
     others: list[dict[str, Any]] = [
         {"temperature": 1.7, "top_p": 0.4},
@@ -52,7 +62,7 @@ def test_they_are_those_of_the_raw_distribution_whatever_the_sampler_does() -> N
         {"repetition_penalty": 5.0, "logit_bias": {50: 100.0}, "bad_words": ((told.token_id,),)},
         {"temperature": 2.0, "min_p": 0.001},
     ]
-    rows = logprobs_of(logits, *(sequence(logprobs=5, **options) for options in others))
+    rows = logprobs_of(native, logits, *(sequence(logprobs=5, **options) for options in others))
     expected = logits.log_softmax(-1)
     for row, one in enumerate(rows):
         assert one is not None
@@ -63,22 +73,22 @@ def test_they_are_those_of_the_raw_distribution_whatever_the_sampler_does() -> N
         assert [logprob for _, logprob in one.top] == pytest.approx(values[:5].tolist(), abs=1e-5)
 
 
-def test_a_greedy_choice_has_rank_one_and_leads_the_alternatives() -> None:
-    for one in logprobs_of(random_logits(3), *(sequence(logprobs=2) for _ in range(3))):
+def test_a_greedy_choice_has_rank_one_and_leads_the_alternatives(native: NativeSampling | None) -> None:
+    for one in logprobs_of(native, random_logits(3), *(sequence(logprobs=2) for _ in range(3))):
         assert one is not None
         assert one.rank == 1
         assert one.top[0] == (one.token_id, one.logprob)
-    [tied] = logprobs_of(torch.zeros(1, VOCAB), sequence(logprobs=0))
+    [tied] = logprobs_of(native, torch.zeros(1, VOCAB), sequence(logprobs=0))
     assert tied is not None
     assert tied.rank == 1
 
 
-def test_only_rows_that_ask_get_them_and_as_many_as_they_ask_for() -> None:
+def test_only_rows_that_ask_get_them_and_as_many_as_they_ask_for(native: NativeSampling | None) -> None:
     wanted = (None, 0, 20, None, 3)
-    rows = logprobs_of(random_logits(5), *(sequence(logprobs=number) for number in wanted))
+    rows = logprobs_of(native, random_logits(5), *(sequence(logprobs=number) for number in wanted))
     assert [None if row is None else len(row.top) for row in rows] == list(wanted)
-    assert logprobs_of(random_logits(1), sequence()) == [None]
-    [few] = logprobs_of(torch.zeros(1, 9), sequence(logprobs=20))
+    assert logprobs_of(native, random_logits(1), sequence()) == [None]
+    [few] = logprobs_of(native, torch.zeros(1, 9), sequence(logprobs=20))
     assert few is not None
     assert len(few.top) == 9
 
@@ -95,10 +105,10 @@ def test_both_ways_of_looking_up_agree() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 3e38])
-def test_a_model_that_overflows_still_gives_numbers(value: float) -> None:
+def test_a_model_that_overflows_still_gives_numbers(native: NativeSampling | None, value: float) -> None:
     logits = random_logits(2)
     logits[0, :10] = value
-    for one in logprobs_of(logits, sequence(logprobs=VOCAB), sequence(logprobs=2)):
+    for one in logprobs_of(native, logits, sequence(logprobs=VOCAB), sequence(logprobs=2)):
         assert one is not None
         assert all(LOWEST_LOGPROB <= logprob <= 0 for logprob in (one.logprob, *(p for _, p in one.top)))
 

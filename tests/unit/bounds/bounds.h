@@ -3,3 +3,4 @@
 #pragma once
 
 int run_decoder();
+int run_sampling();
