@@ -79,11 +79,6 @@ Activations LinearScratch::reserve(int64_t num_rows, const Layout& layout) {
           layout.padded_inputs, num_groups, rows};
 }
 
-Activations own_activations(int64_t num_rows, const Layout& layout) {
-  thread_local LinearScratch of_this_thread;
-  return of_this_thread.reserve(num_rows, layout);
-}
-
 void quantize_tile(const LinearInput& input, const Activations& target, int64_t tile, int64_t num_inputs) {
   int16_t* row = grown(row_scratch().quantized, target.num_inputs);
   float* normed = input.norm ? grown(row_scratch().normed, num_inputs) : nullptr;

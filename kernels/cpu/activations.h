@@ -28,6 +28,3 @@ struct Activations {
 
 // Quantises the rows of one tile of `target`; the input's row 0 is row 0 of `target`.
 void quantize_tile(const LinearInput& input, const Activations& target, int64_t tile, int64_t num_inputs);
-
-// Activations that only the calling thread reads. Valid until its next call.
-Activations own_activations(int64_t num_rows, const Layout& layout);

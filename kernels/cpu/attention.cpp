@@ -261,13 +261,14 @@ std::vector<AttentionItem> attention_items(const PagedAttention& call) {
   return items;
 }
 
-void paged_attention(Worker& worker, const PagedAttention& call, const std::vector<AttentionItem>& items) {
-  for (Range range; worker.take(int64_t(items.size()), 1, range);) {
-    const Item& item = items[size_t(range.first)];
-    if (item.num_rows == 1)
-      attend_token(call, item);
-    else
-      attend_tile(call, item);
-  }
-  worker.barrier();
+void paged_attention(Team& team, const PagedAttention& call, const std::vector<AttentionItem>& items) {
+  team.each(int64_t(items.size()), 1, [&](Range range) {
+    for (int64_t index = range.first; index < range.end; ++index) {
+      const Item& item = items[size_t(index)];
+      if (item.num_rows == 1)
+        attend_token(call, item);
+      else
+        attend_tile(call, item);
+    }
+  });
 }

@@ -6,7 +6,7 @@
 
 #include "paged_cache.h"
 
-class Worker;
+class Team;
 
 struct PagedAttention {
   const float* query;  // [num_tokens, num_heads, head_dim]; heads are contiguous
@@ -34,5 +34,5 @@ struct AttentionItem {
 // The work of a call, the same for every layer of a step.
 std::vector<AttentionItem> attention_items(const PagedAttention& call);
 
-// All threads of a team together; ends with a barrier. `items` are those of `call`.
-void paged_attention(Worker& worker, const PagedAttention& call, const std::vector<AttentionItem>& items);
+// `items` are those of `call`.
+void paged_attention(Team& team, const PagedAttention& call, const std::vector<AttentionItem>& items);

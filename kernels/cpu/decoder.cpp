@@ -24,11 +24,12 @@ struct Memory {
   LinearScratch activations;
 };
 
-// One step, as all threads of a team go through it together.
+// One step.
 class Step {
  public:
-  Step(const Decoder& decoder, const PagedCache* caches, const DecoderStep& step, float* residual, Memory& memory)
-      : decoder_(decoder),
+  Step(Team& team, const Decoder& decoder, const PagedCache* caches, const DecoderStep& step, float* residual, Memory& memory)
+      : team_(team),
+        decoder_(decoder),
         caches_(caches),
         step_(step),
         head_dim_(caches[0].head_dim),
@@ -55,30 +56,31 @@ class Step {
   }
 
   // `output`: [num_rows, hidden], after the last norm.
-  void run(Worker& worker, float* output) const {
+  void run(float* output) const {
     const int64_t last = decoder_.num_layers - 1;
     for (int64_t index = 0; index < last; ++index) {
-      attend(worker, index);
-      transform(worker, index, attended_, residual_, step_.num_tokens);
+      attend(index);
+      transform(index, attended_, residual_, step_.num_tokens);
     }
     // Of the last layer only the wanted tokens go on: a chunk of a prompt needs one, or none.
     if (step_.num_rows == 0) {
-      write_keys_and_values(worker, last);
+      write_keys_and_values(last);
       return;
     }
-    attend(worker, last);
-    for (Range rows; worker.take(step_.num_rows, rows);)
+    attend(last);
+    team_.each(step_.num_rows, [&](Range rows) {
       for (int64_t row = rows.first; row < rows.end; ++row) {
         const int64_t token = step_.rows[row];
         std::copy_n(attended_ + token * query_width_, query_width_, wanted_attended_ + row * query_width_);
         std::copy_n(residual_ + token * decoder_.hidden, decoder_.hidden, wanted_residual_ + row * decoder_.hidden);
       }
-    worker.barrier();
-    transform(worker, last, wanted_attended_, wanted_residual_, step_.num_rows);
-    for (Range rows; worker.take(step_.num_rows, rows);)
+    });
+    transform(last, wanted_attended_, wanted_residual_, step_.num_rows);
+    team_.each(step_.num_rows, [&](Range rows) {
       for (int64_t row = rows.first; row < rows.end; ++row)
         rms_norm_row(wanted_residual_ + row * decoder_.hidden, decoder_.norm, decoder_.hidden, decoder_.norm_eps,
                      output + row * decoder_.hidden);
+    });
   }
 
  private:
@@ -98,19 +100,20 @@ class Step {
             decoder_.attention_softcap};
   }
 
-  void attend(Worker& worker, int64_t index) const {
-    write_keys_and_values(worker, index);
-    paged_attention(worker, attention(index), items_);
+  void attend(int64_t index) const {
+    write_keys_and_values(index);
+    paged_attention(team_, attention(index), items_);
   }
 
   // Fills qkv_, ready for attention, and the cache.
-  void write_keys_and_values(Worker& worker, int64_t index) const {
+  void write_keys_and_values(int64_t index) const {
     const DecoderLayer& layer = decoder_.layers[index];
     const LinearInput normed{residual_, decoder_.hidden, layer.input_norm, decoder_.norm_eps};
-    linear(worker, *layer.qkv, normed, step_.num_tokens, {qkv_, qkv_width_, false}, scratch_);
-    for (Range tokens; worker.take(step_.num_tokens, tokens);)
-      for (int64_t token = tokens.first; token < tokens.end; ++token) place(layer, caches_[index], token);
-    worker.barrier();
+    linear(team_, *layer.qkv, normed, step_.num_tokens, {qkv_, qkv_width_, false}, scratch_);
+    team_.each(step_.num_tokens, [&](Range tokens) {
+      for (int64_t token = tokens.first; token < tokens.end; ++token)
+        place(layer, caches_[index], token);
+    });
   }
 
   void place(const DecoderLayer& layer, const PagedCache& cache, int64_t token) const {
@@ -131,34 +134,35 @@ class Step {
   }
 
   // What comes after attention, in place on `residual`.
-  void transform(Worker& worker, int64_t index, const float* attended, float* residual, int64_t num_rows) const {
+  void transform(int64_t index, const float* attended, float* residual, int64_t num_rows) const {
     const DecoderLayer& layer = decoder_.layers[index];
-    add(worker, *layer.attention_output, attended, layer.post_attention_norm, residual, num_rows);
+    add(*layer.attention_output, attended, layer.post_attention_norm, residual, num_rows);
     const LinearInput normed{residual, decoder_.hidden, layer.mlp_norm, decoder_.norm_eps};
-    linear(worker, *layer.gated, normed, num_rows, {gated_, layer.down->num_inputs, false}, scratch_);
-    add(worker, *layer.down, gated_, layer.post_mlp_norm, residual, num_rows);
+    linear(team_, *layer.gated, normed, num_rows, {gated_, layer.down->num_inputs, false}, scratch_);
+    add(*layer.down, gated_, layer.post_mlp_norm, residual, num_rows);
   }
 
   // residual += multiplier * norm(x @ weights)
-  void add(Worker& worker, const LinearWeights& weights, const float* x, const float* norm, float* residual,
+  void add(const LinearWeights& weights, const float* x, const float* norm, float* residual,
            int64_t num_rows) const {
     const LinearInput input{x, weights.num_inputs, nullptr, 0.0f};
     const int64_t hidden = decoder_.hidden;
     if (!norm && decoder_.residual_multiplier == 1.0f) {
-      linear(worker, weights, input, num_rows, {residual, hidden, true}, scratch_);
+      linear(team_, weights, input, num_rows, {residual, hidden, true}, scratch_);
       return;
     }
-    linear(worker, weights, input, num_rows, {change_, hidden, false}, scratch_);
-    for (Range rows; worker.take(num_rows, rows);)
+    linear(team_, weights, input, num_rows, {change_, hidden, false}, scratch_);
+    team_.each(num_rows, [&](Range rows) {
       for (int64_t row = rows.first; row < rows.end; ++row) {
         float *change = change_ + row * hidden, *running = residual + row * hidden;
         if (norm) rms_norm_row(change, norm, hidden, decoder_.norm_eps, change);
         for (int64_t i = 0; i < hidden; ++i) change[i] *= decoder_.residual_multiplier;
         for (int64_t i = 0; i < hidden; ++i) running[i] += change[i];
       }
-    worker.barrier();
+    });
   }
 
+  Team& team_;
   const Decoder& decoder_;
   const PagedCache* caches_;
   const DecoderStep& step_;
@@ -176,8 +180,7 @@ extern "C" {
 void headrace_decoder_step(Team* team, const Decoder* decoder, const PagedCache* caches, const DecoderStep* step,
                            float* residual, float* output) {
   thread_local Memory of_this_thread;
-  const Step work(*decoder, caches, *step, residual, of_this_thread);
-  team->run([&](Worker& worker) { work.run(worker, output); });
+  Step(*team, *decoder, caches, *step, residual, of_this_thread).run(output);
 }
 
 }  // extern "C"

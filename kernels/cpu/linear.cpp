@@ -16,7 +16,7 @@
 namespace {
 
 constexpr int64_t kChunkInputs = 512;  // expanded at once: 24 outputs of them take 24 KiB, L1
-constexpr int64_t kOwnRows = 4;  // so few rows each thread quantises itself: waiting for the others takes longer
+constexpr int64_t kOwnRows = 4;  // so few rows are quantised sooner than handed out
 constexpr int64_t kPrefetchBytes = 4096;  // how far ahead of the products weights are fetched
 
 // What the rows of a block sum up over a panel, in units of the scales: [rows, kPanelWidth]. Minimums' part has its own
@@ -342,32 +342,29 @@ void compute_unit(const LinearWeights& weights, const Layout& layout, int64_t un
 
 }  // namespace
 
-void linear(Worker& worker, const LinearWeights& weights, const LinearInput& input, int64_t num_rows,
+void linear(Team& team, const LinearWeights& weights, const LinearInput& input, int64_t num_rows,
             const LinearOutput& output, LinearScratch& scratch) {
   const Layout layout(weights);
-  const bool is_shared = num_rows > kOwnRows;
   const int64_t rows_per_block = block_rows(layout);
-  Activations activations = is_shared ? scratch.reserve(num_rows, layout) : own_activations(num_rows, layout);
-  PanelTotals totals[2];  // of a gate and of what it gates, or the first only
-  Range range;
+  Activations activations = scratch.reserve(num_rows, layout);
   for (int64_t begin = 0; begin < num_rows; begin += rows_per_block) {
     activations.num_rows = std::min(rows_per_block, num_rows - begin);
     const LinearInput block_input = input.from(begin);
     const int64_t num_tiles = activations.num_tiles();
-    if (is_shared) {
-      while (worker.take(num_tiles, range))
-        for (int64_t tile = range.first; tile < range.end; ++tile)
-          quantize_tile(block_input, activations, tile, weights.num_inputs);
-      worker.barrier();
-    } else {
-      for (int64_t tile = 0; tile < num_tiles; ++tile)
+    const auto quantize = [&](Range tiles) {
+      for (int64_t tile = tiles.first; tile < tiles.end; ++tile)
         quantize_tile(block_input, activations, tile, weights.num_inputs);
-    }
+    };
+    if (activations.num_rows <= kOwnRows)
+      quantize({0, num_tiles});
+    else
+      team.each(num_tiles, quantize);
     const LinearOutput block{output.rows + begin * output.stride, output.stride, output.accumulates};
-    while (worker.take(layout.num_units, range))
-      for (int64_t unit = range.first; unit < range.end; ++unit)
+    team.each(layout.num_units, [&](Range units) {
+      PanelTotals totals[2];  // of a gate and of what it gates, or the first only
+      for (int64_t unit = units.first; unit < units.end; ++unit)
         compute_unit(weights, layout, unit, activations, block, totals);
-    worker.barrier();
+    });
   }
 }
 
@@ -377,11 +374,7 @@ extern "C" {
 void headrace_linear(Team* team, const LinearWeights* weights, const float* x, int64_t x_stride, int64_t num_rows,
                      float* output, int64_t output_stride, int accumulates) {
   thread_local LinearScratch scratch;
-  LinearScratch& shared = scratch;  // the calling thread's, for all
-  shared.reserve(num_rows, Layout(*weights));
-  const LinearInput from{x, x_stride, nullptr, 0.0f};
-  const LinearOutput to{output, output_stride, accumulates != 0};
-  team->run([&](Worker& worker) { linear(worker, *weights, from, num_rows, to, shared); });
+  linear(*team, *weights, {x, x_stride, nullptr, 0.0f}, num_rows, {output, output_stride, accumulates != 0}, scratch);
 }
 
 }  // extern "C"

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-class Worker;
+class Team;
 struct Activations;
 struct Layout;
 
@@ -43,10 +43,10 @@ struct LinearOutput {
   bool accumulates;  // += instead of =
 };
 
-// Memory for the activations that the threads of a call share.
+// Memory for the activations of a call.
 class LinearScratch {
  public:
-  // Before the threads start, with the largest number of rows; then all threads get the same.
+  // Valid until the next call.
   Activations reserve(int64_t num_rows, const Layout& layout);
 
  private:
@@ -55,6 +55,6 @@ class LinearScratch {
   std::vector<float> group_sums_;
 };
 
-// All threads of a team together; ends with a barrier. `output.rows` must not overlap `input.rows`.
-void linear(Worker& worker, const LinearWeights& weights, const LinearInput& input, int64_t num_rows,
+// `output.rows` must not overlap `input.rows`.
+void linear(Team& team, const LinearWeights& weights, const LinearInput& input, int64_t num_rows,
             const LinearOutput& output, LinearScratch& scratch);

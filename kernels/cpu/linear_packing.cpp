@@ -105,9 +105,8 @@ void headrace_linear_pack(Team* team, const LinearWeights* weights, const uint8_
     for (int64_t index = 0; index < layout.num_segments; ++index)
       pack_segment(*weights, layout, panel, index, values, scales, minimums, to + index * layout.segment_bytes);
   };
-  team->run([&](Worker& worker) {
-    for (Range panels; worker.take(layout.num_units * layout.panels_per_unit, panels);)
-      for (int64_t panel = panels.first; panel < panels.end; ++panel) pack_panel(panel);
+  team->each(layout.num_units * layout.panels_per_unit, [&](Range panels) {
+    for (int64_t panel = panels.first; panel < panels.end; ++panel) pack_panel(panel);
   });
 }
 

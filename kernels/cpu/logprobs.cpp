@@ -122,8 +122,8 @@ void headrace_logprobs(Team* team, const float* const* rows, int64_t num_rows, i
     for (int64_t row = 0; row < num_rows; ++row) tell(row);
     return;
   }
-  team->run([&](Worker& worker) {
-    for (Range range; worker.take(num_rows, 1, range);) tell(range.first);
+  team->each(num_rows, 1, [&](Range range) {
+    for (int64_t row = range.first; row < range.end; ++row) tell(row);
   });
 }
 

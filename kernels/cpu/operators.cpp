@@ -22,9 +22,8 @@ void for_rows(Team* team, int64_t num_rows, int64_t floats_per_row, const Body& 
     for (int64_t row = 0; row < num_rows; ++row) body(row);
     return;
   }
-  team->run([&](Worker& worker) {
-    for (Range range; worker.take(num_rows, range);)
-      for (int64_t row = range.first; row < range.end; ++row) body(row);
+  team->each(num_rows, [&](Range range) {
+    for (int64_t row = range.first; row < range.end; ++row) body(row);
   });
 }
 
@@ -102,7 +101,7 @@ void headrace_paged_attention(Team* team, const float* query, int64_t query_stri
   const PagedAttention call{query,      query_stride, *cache,   output, query_start, context_lens, block_tables,
                             max_blocks, num_seqs,     num_heads, window, scale,       softcap};
   const std::vector<AttentionItem> items = attention_items(call);
-  team->run([&](Worker& worker) { paged_attention(worker, call, items); });
+  paged_attention(*team, call, items);
 }
 
 }  // extern "C"

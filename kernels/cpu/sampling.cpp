@@ -202,30 +202,30 @@ void headrace_sample(Team* team, float* logits, int64_t stride, int64_t num_rows
     sample.sum_weights({0, num_blocks});
     tokens[row] = sample.choose();
   };
-  const auto for_rows = [&](Worker& worker, const auto& body) {
-    for (Range range; worker.take(num_rows, 1, range);) body(range.first);
-    worker.barrier();
+  const auto for_rows = [&](const auto& body) {
+    team->each(num_rows, 1, [&](Range range) {
+      for (int64_t row = range.first; row < range.end; ++row) body(row);
+    });
   };
-  const auto for_parts = [&](Worker& worker, const auto& body) {
-    for (Range range; worker.take(num_rows * num_parts, 1, range);) {
-      const int64_t first = range.first % num_parts * kPartBlocks;
-      body(sampler(range.first / num_parts), Range{first, std::min(first + kPartBlocks, num_blocks)});
-    }
-    worker.barrier();
+  const auto for_parts = [&](const auto& body) {
+    team->each(num_rows * num_parts, 1, [&](Range range) {
+      for (int64_t part = range.first; part < range.end; ++part) {
+        const int64_t first = part % num_parts * kPartBlocks;
+        body(sampler(part / num_parts), Range{first, std::min(first + kPartBlocks, num_blocks)});
+      }
+    });
   };
   int64_t cost = 0;
   for (int64_t row = 0; row < num_rows; ++row) cost += sampler(row).cost();
   if (cost < kSharedReads) {
     for (int64_t row = 0; row < num_rows; ++row) whole_row(row);
   } else if (num_rows >= kRowsPerThread * team->num_threads()) {
-    team->run([&](Worker& worker) { for_rows(worker, whole_row); });
+    for_rows(whole_row);
   } else {
-    team->run([&](Worker& worker) {
-      for_rows(worker, [&](int64_t row) { sampler(row).adjust(); });
-      for_parts(worker, [](const RowSampler& sample, Range blocks) { sample.summarise(blocks); });
-      for_parts(worker, [](const RowSampler& sample, Range blocks) { sample.sum_weights(blocks); });
-      for_rows(worker, [&](int64_t row) { tokens[row] = sampler(row).choose(); });
-    });
+    for_rows([&](int64_t row) { sampler(row).adjust(); });
+    for_parts([](const RowSampler& sample, Range blocks) { sample.summarise(blocks); });
+    for_parts([](const RowSampler& sample, Range blocks) { sample.sum_weights(blocks); });
+    for_rows([&](int64_t row) { tokens[row] = sampler(row).choose(); });
   }
 }
 

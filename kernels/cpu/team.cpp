@@ -1,6 +1,5 @@
 #include "team.h"
 
-#include <algorithm>
 #include <chrono>
 
 #if defined(__linux__)
@@ -10,7 +9,7 @@
 
 namespace {
 
-constexpr int64_t kChunksPerThread = 8;
+constexpr int kSpinsPerYield = 32;
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -40,81 +39,69 @@ void pin(std::thread& thread, int cpu) {
 #endif
 }
 
+uint32_t next_chunk(uint64_t tickets) { return uint32_t(tickets); }
+uint32_t num_chunks(uint64_t tickets) { return uint32_t(tickets >> 32); }
+
 }  // namespace
-
-int Worker::count() const { return team_.num_threads_; }
-
-bool Worker::take(int64_t total, int64_t chunk, Range& range) {
-  range.first = team_.taken_.fetch_add(chunk, std::memory_order_relaxed);
-  range.end = std::min(range.first + chunk, total);
-  return range.first < total;
-}
-
-bool Worker::take(int64_t total, Range& range) {
-  return take(total, std::max<int64_t>(1, total / (kChunksPerThread * team_.num_threads_)), range);
-}
-
-void Worker::barrier() { team_.arrive(); }
 
 Team::Team(int num_threads, int spin_us, const int* cpus)
     : num_threads_(std::max(1, num_threads)), num_spins_(num_threads_ > 1 ? spins_in(spin_us) : 0) {
   for (int index = 1; index < num_threads_; ++index) {
-    threads_.emplace_back([this, index] { serve(index); });
+    threads_.emplace_back([this] { serve(); });
     if (cpus) pin(threads_.back(), cpus[index - 1]);
   }
 }
 
 Team::~Team() {
-  job_ = nullptr;
-  num_jobs_.fetch_add(1, std::memory_order_release);
-  num_jobs_.notify_all();
+  is_ending_.store(true, std::memory_order_relaxed);
+  num_phases_.fetch_add(1, std::memory_order_release);
+  num_phases_.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }
 
-void Team::run(Job job, void* argument) {
+void Team::run(int64_t total, int64_t chunk, Job job, const void* argument) {
+  if (total <= 0) return;
+  chunk = std::max(chunk, (total >> 31) + 1);  // chunks are numbered in 32 bits
+  if (num_threads_ == 1 || total <= chunk) return job({0, total}, argument);
   const std::lock_guard<std::mutex> only(mutex_);
-  if (num_threads_ > 1) {
-    job_ = job;
-    argument_ = argument;
-    num_jobs_.fetch_add(1, std::memory_order_release);
-    num_jobs_.notify_all();
-  }
-  Worker first(*this, 0);
-  job(first, argument);
-  arrive();  // also makes the counter of `take` ready for the next job
-}
-
-void Team::serve(int index) {
-  for (uint32_t seen = 0;;) {
-    await_change(num_jobs_, seen);
-    ++seen;  // one at a time: the next job begins only when all have ended this one
-    if (!job_) return;
-    Worker worker(*this, index);
-    job_(worker, argument_);
-    arrive();
-  }
-}
-
-void Team::arrive() {
-  if (num_threads_ == 1) {
-    taken_.store(0, std::memory_order_relaxed);
-    return;
-  }
-  const uint32_t phase = num_phases_.load(std::memory_order_relaxed);
-  if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < num_threads_) {
-    await_change(num_phases_, phase);
-    return;
-  }
-  num_arrived_.store(0, std::memory_order_relaxed);
-  taken_.store(0, std::memory_order_relaxed);
-  num_phases_.store(phase + 1, std::memory_order_release);
+  const uint64_t count = uint64_t((total + chunk - 1) / chunk);
+  phase_ = {job, argument, total, chunk};
+  num_done_.store(0, std::memory_order_relaxed);
+  tickets_.store(count << 32, std::memory_order_release);
+  num_phases_.fetch_add(1, std::memory_order_release);
   num_phases_.notify_all();
+  work();
+  for (uint32_t done; (done = num_done_.load(std::memory_order_acquire)) != count;) await_change(num_done_, done);
 }
 
+// Takes chunks until none are left.
+void Team::work() {
+  for (;;) {
+    uint64_t tickets = tickets_.load(std::memory_order_relaxed);
+    if (next_chunk(tickets) >= num_chunks(tickets)) return;
+    tickets = tickets_.fetch_add(1, std::memory_order_acq_rel);
+    if (next_chunk(tickets) >= num_chunks(tickets)) return;
+    const int64_t first = int64_t(next_chunk(tickets)) * phase_.chunk;
+    phase_.job({first, std::min(first + phase_.chunk, phase_.total)}, phase_.argument);
+    if (num_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_chunks(tickets)) num_done_.notify_one();
+  }
+}
+
+void Team::serve() {
+  for (;;) {
+    const uint32_t seen = num_phases_.load(std::memory_order_acquire);
+    if (is_ending_.load(std::memory_order_relaxed)) return;
+    work();
+    await_change(num_phases_, seen);
+  }
+}
+
+// Yields between looks: where the awaited thread has to run on this core, it can.
 void Team::await_change(std::atomic<uint32_t>& word, uint32_t old) {
-  for (int i = 0; i < num_spins_; ++i) {
+  for (int i = 1; i <= num_spins_; ++i) {
     if (word.load(std::memory_order_acquire) != old) return;
     relax();
+    if (i % kSpinsPerYield == 0) std::this_thread::yield();
   }
   word.wait(old, std::memory_order_acquire);
 }

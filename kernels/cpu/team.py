@@ -12,16 +12,16 @@ from kernels.cpu.build import built_library
 from kernels.dispatch import BackEndUnavailable
 
 _SPIN_US = 50
-"""Longer than the threads of one step wait for each other on cores of their own, and short enough that on
-busy cores the one that they wait for gets theirs."""
+"""Longer than what lies between two pieces of work within a step; between steps they sleep."""
 
 
 class Team:
-    """`num_threads` threads, of which the calling one is the first; the others end with the object.
+    """The calling thread and `num_threads - 1` others, which end with the object.
 
-    A call on a team runs on all its threads and returns when they are done; calls from several threads take
-    turns. Threads that wait spin for `spin_us` and then sleep. `cpus`, if given, names the processor of
-    each thread but the first. Raises ValueError for numbers that make no sense.
+    What is called with a team is cut into pieces; whoever is free takes the next one. Only the calling
+    thread is needed: one that the machine holds up is not waited for, but for the piece that it has begun.
+    Calls from several threads take turns. Threads that wait spin for `spin_us`, giving way to others, and
+    then sleep. `cpus`, if given, names the processor of each thread but the first. Raises ValueError for numbers that make no sense.
     """
 
     def __init__(
