@@ -21,7 +21,8 @@ class Team:
     What is called with a team is cut into pieces; whoever is free takes the next one. Only the calling
     thread is needed: one that the machine holds up is not waited for, but for the piece that it has begun.
     Calls from several threads take turns. Threads that wait spin for `spin_us`, giving way to others, and
-    then sleep. `cpus`, if given, names the processor of each thread but the first. Raises ValueError for numbers that make no sense.
+    then sleep. `cpus`, if given, names the processor of each thread but the first. Raises ValueError for
+    numbers that make no sense.
     """
 
     def __init__(

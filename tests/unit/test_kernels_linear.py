@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -286,33 +283,3 @@ def test_no_rows_give_no_rows(native: LinearLibrary) -> None:
         0,
         3,
     )
-
-
-@pytest.mark.parametrize("checks", ["address,undefined", "thread"])
-def test_the_sanitizers_find_nothing(tmp_path: Path, checks: str) -> None:
-    compiler = os.environ.get("CXX") or shutil.which("c++")
-    if not compiler:
-        pytest.skip("no C++ compiler")
-    folder, program = Path(build.__file__).parent, tmp_path / "bounds"
-    sources = [
-        Path(__file__).with_name("linear_bounds.cpp"),
-        *(folder / name for name in ("linear.cpp", "linear_packing.cpp", "activations.cpp", "team.cpp")),
-    ]
-    # Unoptimised: twice as quick to compile, and the checks are the same.
-    flags = [
-        "-O0",
-        "-std=c++20",
-        "-pthread",
-        f"-fsanitize={checks}",
-        "-fno-sanitize-recover=all",
-        f"-I{folder}",
-    ]
-    sets = ["avx2"] if NEEDED_FLAGS["avx2"] <= cpu_flags() else ["portable"]
-    command = [compiler, *flags, *build.INSTRUCTION_SETS[sets[0]], *map(str, sources), "-o", str(program)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "sanitize" in built.stderr or "asan" in built.stderr:
-        pytest.skip(f"the compiler has no sanitizers: {built.stderr.strip()[-200:]}")
-    assert built.returncode == 0, built.stderr
-    result = subprocess.run([program], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert int(result.stdout.split()[0]) > 500

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -355,40 +351,3 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_no_rows_give_no_tokens() -> None:
     assert sampling_with(1).sample(torch.zeros(0, 50), [], []) == []
-
-
-@pytest.mark.parametrize("checks", ["address,undefined", "thread"])
-def test_the_sanitizers_find_nothing(tmp_path: Path, checks: str) -> None:
-    compiler = os.environ.get("CXX") or shutil.which("c++")
-    if not compiler:
-        pytest.skip("no C++ compiler")
-    folder, program, main = Path(build.__file__).parent, tmp_path / "bounds", tmp_path / "main.cpp"
-    main.write_text(
-        '#include <cstdio>\n#include "bounds.h"\nint main() { std::printf("%d\\n", run_sampling()); }\n'
-    )
-    bounds = Path(__file__).parent / "bounds"
-    sources = [
-        main,
-        bounds / "sampling.cpp",
-        *(folder / name for name in ("sampling.cpp", "logit_adjustment.cpp", "logprobs.cpp", "team.cpp")),
-    ]
-    instruction_set = "avx2" if NEEDED_FLAGS["avx2"] <= cpu_flags() else "portable"
-    # Unoptimised: twice as quick to compile, and the checks are the same.
-    flags = [
-        "-O0",
-        "-std=c++20",
-        "-pthread",
-        f"-fsanitize={checks}",
-        "-fno-sanitize-recover=all",
-        f"-I{folder}",
-        f"-I{bounds}",
-        *build.INSTRUCTION_SETS[instruction_set],
-    ]
-    command = [compiler, *flags, *map(str, sources), "-o", str(program)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "sanitize" in built.stderr or "asan" in built.stderr:
-        pytest.skip(f"the compiler has no sanitizers: {built.stderr.strip()[-200:]}")
-    assert built.returncode == 0, built.stderr
-    result = subprocess.run([program], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert int(result.stdout) > 400

@@ -3,4 +3,5 @@
 #pragma once
 
 int run_decoder();
+int run_linear();
 int run_sampling();

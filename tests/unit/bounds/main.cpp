@@ -1,0 +1,9 @@
+#include <cstdio>
+
+#include "bounds.h"
+
+int main() {
+  std::printf("linear %d\n", run_linear());
+  std::printf("sampling %d\n", run_sampling());
+  std::printf("decoder %d\n", run_decoder());
+}
