@@ -8,7 +8,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,7 +22,6 @@ _FLAGS = (
     "-std=c++20",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-shared",
     "-fPIC",
     "-pthread",
 )
@@ -118,7 +118,26 @@ def user_cache_folder() -> Path:
 
 
 def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
-    command = [compiler, *flags, *map(str, _sources()), "-o", str(target)]
+    run_compiler([compiler, *flags], _sources(), target, ["-shared"])
+
+
+def run_compiler(command: Sequence[str], sources: Iterable[Path], target: Path, link: Sequence[str]) -> None:
+    """Compiles the sources beside each other and links them, with objects in the folder of `target`.
+
+    `command` is the compiler and its flags, `link` what is added to link. Raises BackEndUnavailable with
+    what the compiler says.
+    """
+    objects = {source: target.parent / f"{source.parent.name}-{source.stem}.o" for source in sources}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        compiled = [
+            pool.submit(_run, [*command, "-c", str(source), "-o", str(to)]) for source, to in objects.items()
+        ]
+        for each in compiled:
+            each.result()
+    _run([*command, *link, *map(str, objects.values()), "-o", str(target)])
+
+
+def _run(command: list[str]) -> None:
     try:
         result = subprocess.run(
             command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False
