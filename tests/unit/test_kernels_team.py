@@ -22,27 +22,28 @@ def library() -> LinearLibrary:
     return LinearLibrary()
 
 
-def num_threads() -> int:
-    return len(list(TASKS.iterdir()))
+def threads() -> set[str]:
+    return {task.name for task in TASKS.iterdir()}
 
 
 @pytest.mark.skipif(not TASKS.exists(), reason="no /proc")
 @pytest.mark.parametrize("spin_us", [0, 50])
 def test_the_threads_of_a_team_end_with_it(library: LinearLibrary, spin_us: int) -> None:
-    before = num_threads()
+    before = threads()
     team = Team(3, library=library.library, spin_us=spin_us)
-    assert num_threads() == before + 2
+    own = threads() - before
+    assert len(own) == 2
     del team
     gc.collect()
-    assert num_threads() == before
+    assert not own & threads(), "others of this process may have ended meanwhile"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinities")
 def test_a_team_may_be_told_where_its_threads_run(library: LinearLibrary) -> None:
     cpu = max(os.sched_getaffinity(0))
-    before = {task.name for task in TASKS.iterdir()}
+    before = threads()
     team = Team(2, library=library.library, cpus=[cpu])
-    (own,) = {task.name for task in TASKS.iterdir()} - before
+    (own,) = threads() - before
     assert os.sched_getaffinity(int(own)) == {cpu}
     assert team.num_threads == 2
 
