@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -123,10 +124,13 @@ class WeightCache:
                 for name, weight in packed.items()
             },
         }
+        if _identity(self._sources) != self._identity:  # replaced while it was hashed
+            return
+        mode = _mode(self._sources)
         for folder in self._folders:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                write_weight_file(folder / self._name, record, tensors)
+                write_weight_file(folder / self._name, record, tensors, mode=mode)
             except OSError as error:  # read-only, or full: try the next folder
                 _LOG.info("packed weights cannot be kept in %s: %s", folder, error)
                 continue
@@ -178,6 +182,14 @@ def _identity(paths: list[Path]) -> list[list[Any]]:
     """Changes whenever a file is written or replaced, even by one with old times: inodes have their own."""
     found = [(path.name, path.stat()) for path in paths]
     return [[name, at.st_size, at.st_mtime_ns, at.st_ctime_ns, at.st_ino, at.st_dev] for name, at in found]
+
+
+def _mode(paths: list[Path]) -> int:
+    """Who may read all of the model may read what is made of it."""
+    allowed = 0o644
+    for path in paths:
+        allowed &= path.stat().st_mode
+    return allowed | 0o600
 
 
 def _content_hash(paths: list[Path]) -> str:
@@ -233,7 +245,7 @@ def _unpacked(header: WeightFileHeader, tensors: dict[str, Tensor]) -> LoadedMod
                 FORMATS[format_name], num_outputs, num_inputs, is_gated, tensors[name]
             )
         weights = _weights(spec, matrices)
-    except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
+    except Exception as error:  # whatever a record of somebody else makes of this
         raise WeightFileError(f"its record does not fit ({type(error).__name__}: {error})") from error
     return LoadedModel(spec=spec, weights=weights, text_bundle=text_bundle)
 
@@ -258,6 +270,11 @@ def _weights(spec: DecoderSpec, matrices: Mapping[str, Any]) -> DecoderWeights:
 # -------------------------------------------------------------------------- the spec as JSON
 
 
+_SPEC_CLASSES = MappingProxyType(
+    {name: each for name, each in vars(spec_module).items() if isinstance(each, type) and is_dataclass(each)}
+)
+
+
 def _encoded(value: Any) -> Any:
     """Dataclasses of models/spec.py with their names, tuples as lists."""
     if is_dataclass(value):
@@ -269,5 +286,5 @@ def _encoded(value: Any) -> Any:
 def _decoded(value: Any) -> Any:
     if isinstance(value, dict):
         own = {name: _decoded(each) for name, each in value.items() if name != "class"}
-        return getattr(spec_module, value["class"])(**own)
+        return _SPEC_CLASSES[value["class"]](**own)
     return tuple(_decoded(each) for each in value) if isinstance(value, list) else value

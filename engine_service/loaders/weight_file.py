@@ -46,17 +46,19 @@ class WeightFileHeader:
     checksum: str
 
 
-def write_weight_file(path: Path, record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def write_weight_file(
+    path: Path, record: Mapping[str, Any], tensors: Mapping[str, Tensor], *, mode: int = 0o600
+) -> None:
     """Makes or replaces the file. Whoever has the old one open or mapped keeps it. Raises OSError.
 
-    `record` is for JSON.
+    `record` is for JSON, `mode` the file's permissions.
     """
     floats_first = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # so that all are aligned
     header = _header(record, {name: tensors[name] for name in floats_first})
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
     try:
         with os.fdopen(descriptor, "r+b") as file:
-            os.fchmod(descriptor, 0o644)  # not a secret: others may start from it
+            os.fchmod(descriptor, mode)
             checksum, num_bytes = 0, 0
             pieces = (_bytes_of(tensors[name]) for name in floats_first)
             for chunk in _chunks(itertools.chain([memoryview(header)], pieces)):
@@ -87,7 +89,8 @@ def read_header(path: Path) -> WeightFileHeader:
                 for name, place in header.items()
             }
             end = max((place[3] for place in places.values()), default=0)
-        except (struct.error, ValueError, LookupError, TypeError, OverflowError, MemoryError) as error:
+        # Whatever a damaged file makes of this: deep nesting, no dictionary, a length of exabytes.
+        except Exception as error:
             raise WeightFileError(f"its header is not readable ({type(error).__name__}: {error})") from error
         data_start = _LENGTH.size + length
         if (size := os.fstat(file.fileno()).st_size) != data_start + end:
@@ -104,10 +107,13 @@ def read_weight_file(path: Path, header: WeightFileHeader) -> dict[str, Tensor]:
     sums = _checksum(np.frombuffer(start, dtype=np.uint8)), _checksum(data.numpy(), header.data_start)
     if (found := _as_text(sum(sums))) != header.checksum:
         raise WeightFileError(f"its checksum is {found} and should be {header.checksum}")
-    return {
-        name: data[begin:end].view(_DTYPES[dtype]).view(shape)
-        for name, (dtype, shape, begin, end) in header.places.items()
-    }
+    try:
+        return {
+            name: data[begin:end].view(_DTYPES[dtype]).view(shape)
+            for name, (dtype, shape, begin, end) in header.places.items()
+        }
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise WeightFileError(f"its tensors do not fit ({type(error).__name__}: {error})") from error
 
 
 def _header(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:

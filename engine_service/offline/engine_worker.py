@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from collections import deque
@@ -38,6 +39,7 @@ class EngineWorker:
 
     def __init__(self, config: ModelConfig) -> None:
         """Loads the model. Raises ConfigError."""
+        self._pid = os.getpid()
         self._thread = ComputeThread("engine")
         self._commands: queue.SimpleQueue[Callable[[_Desk], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()  # nothing is submitted to a desk that has closed
@@ -55,6 +57,8 @@ class EngineWorker:
 
     def submit(self, requests: Sequence[OfflineRequest]) -> None:
         """Raises EngineFailedError."""
+        if os.getpid() != self._pid:
+            raise EngineFailedError("the engine stayed in the process that made it: make one after a fork")
         with self._lock:
             if self._ended_by is not None:
                 raise EngineFailedError(f"the engine has ended: {self._ended_by}") from self._ended_by

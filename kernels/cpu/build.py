@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,24 +44,39 @@ INSTRUCTION_SETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-"""Compiler flags by name. Engines use `native`; the others are for tests and benchmarks of a path."""
+"""Compiler flags by name. `native` is for this machine; the others are for tests and benchmarks of a path."""
+
+INSTRUCTION_SET_VARIABLE = "HEADRACE_CPU_ISA"
+"""In the environment: the instruction set of whoever names none, instead of `native`."""
 
 _COMPILE_TIMEOUT_S = 300
+_ELF_HEADER = struct.Struct(
+    "<4s36xQ10xHH2x"
+)  # magic; the section table's offset, entry size and length
 
 
-def built_library(instruction_set: str = "native") -> Path:
+def default_instruction_set() -> str:
+    """Raises ValueError if the environment names one that is not in INSTRUCTION_SETS."""
+    name = os.environ.get(INSTRUCTION_SET_VARIABLE) or "native"
+    if name not in INSTRUCTION_SETS:
+        raise ValueError(f"{INSTRUCTION_SET_VARIABLE} is {name!r}; known: {', '.join(INSTRUCTION_SETS)}")
+    return name
+
+
+def built_library(instruction_set: str | None = None) -> Path:
     """The shared library of the sources beside this file. Raises BackEndUnavailable if it cannot be built.
 
-    The file name holds a hash of sources, compiler flags and CPU, so that a cache that several
-    machines share, or an old one, is never used by mistake.
+    `instruction_set`: a name in INSTRUCTION_SETS; None: that of `default_instruction_set`. The file name
+    holds a hash of sources, compiler flags and CPU, so that a cache that several machines share, or an old
+    one, is never used by mistake.
     """
-    compiler = _compiler()
-    flags = (*_FLAGS, *INSTRUCTION_SETS[instruction_set])
-    name = f"headrace-{_fingerprint(compiler, flags)}.so"
+    flags = (*_FLAGS, *INSTRUCTION_SETS[instruction_set or default_instruction_set()])
+    name = f"headrace-{_fingerprint(flags)}.so"
     folders = [_FOLDER / "build", user_cache_folder()]
     for folder in folders:
-        if (folder / name).exists():
+        if _is_whole(folder / name):
             return folder / name
+    compiler = _compiler()
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -90,8 +106,24 @@ def _sources() -> list[Path]:
     return sorted(_FOLDER.glob("*.cpp"))
 
 
-def _fingerprint(compiler: str, flags: tuple[str, ...]) -> str:
-    digest = hashlib.sha256(" ".join((compiler, *flags, cpu_model())).encode())
+def _is_whole(library: Path) -> bool:
+    """Whether it is there and not cut off, which would end the process when it is used.
+
+    The table at the end of an ELF file (64 bits) lies where its header says; other formats are trusted.
+    """
+    try:
+        with library.open("rb") as file:
+            header = file.read(_ELF_HEADER.size)
+            if not header.startswith(b"\x7fELF"):
+                return bool(header)
+            _, table, size, count = _ELF_HEADER.unpack(header)
+            return table + size * count <= os.fstat(file.fileno()).st_size
+    except (OSError, struct.error):
+        return False
+
+
+def _fingerprint(flags: tuple[str, ...]) -> str:
+    digest = hashlib.sha256(" ".join((*flags, cpu_model())).encode())
     for path in [*_sources(), *sorted(_FOLDER.glob("*.h"))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -144,6 +176,8 @@ def _run(command: list[str]) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise BackEndUnavailable(f"compiling the CPU kernels took over {_COMPILE_TIMEOUT_S} s") from error
+    except OSError as error:
+        raise BackEndUnavailable(f"the C++ compiler {command[0]} does not run: {error}") from error
     if result.returncode != 0:
         raise BackEndUnavailable(
             f"compiling the CPU kernels failed (`{' '.join(command)}`): {result.stderr.strip()[-2000:]}"

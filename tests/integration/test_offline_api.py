@@ -101,3 +101,25 @@ def test_the_examples_of_the_document_run_and_end(number):
     ended = subprocess.run([sys.executable, "-c", examples[number]], capture_output=True, timeout=120)
     assert ended.returncode == 0, ended.stderr.decode()
     assert ended.stdout.decode().strip()
+
+
+_FORK = """
+import os
+from engine_service import LLM, SamplingParams
+
+llm = LLM("fake:", max_model_len=64)
+if (child := os.fork()) == 0:
+    try:
+        llm.generate("Hello", SamplingParams(max_tokens=1), use_tqdm=False)
+    except RuntimeError as error:
+        print(error, flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_child_process_is_told_that_the_engine_is_in_its_parent() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", _FORK], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "fork" in result.stdout

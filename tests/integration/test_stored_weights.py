@@ -196,8 +196,10 @@ def test_a_module_of_transformers_is_not_rounded(tmp_path: Path) -> None:
 _WITHOUT_COMPILER = """
 import logging, sys, warnings
 logging.basicConfig(level=logging.WARNING)
+import kernels.cpu.build, pathlib
+kernels.cpu.build._FOLDER = pathlib.Path(sys.argv[1]).parent  # where nothing was built before
 from tests.integration.test_stored_weights import formats_of, logprobs_of
-import pathlib, torch
+import torch
 path = pathlib.Path(sys.argv[1])
 quantization = None if sys.argv[2] == "stored" else sys.argv[2]
 torch.save(logprobs_of(path, quantization), path.with_suffix(".pt"))
@@ -214,7 +216,7 @@ def test_without_a_compiler_everything_works_with_one_warning(
     result = subprocess.run(
         [sys.executable, "-c", _WITHOUT_COMPILER, str(path), quantization or "stored"],
         cwd=ROOT,
-        env=environment | {"PATH": "/nowhere"},
+        env=environment | {"PATH": "/nowhere", "XDG_CACHE_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=120,

@@ -174,7 +174,7 @@ def test_the_same_content_in_another_file_is_recognised(source: Path, log: pytes
     assert was_cached(log)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "header", "empty", "foreign"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "header", "empty", "foreign", "number", "deep"])
 def test_a_damaged_file_is_warned_of_and_made_anew(
     source: Path, log: pytest.LogCaptureFixture, damage: str
 ) -> None:
@@ -190,6 +190,8 @@ def test_a_damaged_file_is_warned_of_and_made_anew(
             "header": content[:8] + b"\0" + content[9:],
             "empty": b"",
             "foreign": b"PK" * 5000,
+            "number": (1).to_bytes(8, "little") + b"5",
+            "deep": (200_000).to_bytes(8, "little") + b"[" * 200_000,
         }[damage]
     )
     assert_same_parts(load(source).weights, first.weights)
@@ -197,6 +199,13 @@ def test_a_damaged_file_is_warned_of_and_made_anew(
     assert any("made anew" in record.message for record in log.records if record.levelname == "WARNING")
     load(source)
     assert was_cached(log)
+
+
+def test_the_file_may_be_read_by_those_who_may_read_the_model(source: Path) -> None:
+    source.chmod(0o640)
+    load(source)
+    (file,) = files_in(source.parent / FOLDER)
+    assert file.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_folder_that_cannot_be_written_leaves_the_users_cache(

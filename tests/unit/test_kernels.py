@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -200,6 +202,8 @@ def test_without_a_compiler_the_reference_runs_with_one_warning(
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(build, "_FOLDER", tmp_path)  # where nothing was built before
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with caplog.at_level(logging.WARNING):
         operators = select_operators(None, "cpu")
     assert operators.name == "reference"
@@ -214,6 +218,36 @@ def test_a_failed_build_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(build, "_sources", lambda: [broken])
     monkeypatch.setattr(build, "_FOLDER", tmp_path)
     with pytest.raises(BackEndUnavailable, match="failed"):
+        build.built_library()
+
+
+def test_a_library_that_was_built_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library = build.built_library()
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build.built_library() == library
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.1, 0.5, 0.999])
+def test_a_library_that_was_cut_off_is_built_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: float
+) -> None:
+    (tmp_path / "small.cpp").write_text('extern "C" int two() { return 2; }')
+    monkeypatch.setattr(build, "_FOLDER", tmp_path)
+    library = build.built_library()
+    os.truncate(library, int(kept * library.stat().st_size))
+    assert build.built_library() == library
+    assert ctypes.CDLL(str(library)).two() == 2
+
+
+def test_a_compiler_that_cannot_run_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "no-compiler"
+    compiler.write_bytes(b"\x7fELF and nothing else")
+    compiler.chmod(0o755)
+    (tmp_path / "small.cpp").write_text("")
+    monkeypatch.setattr(build, "_FOLDER", tmp_path)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(BackEndUnavailable, match="no-compiler does not run"):
         build.built_library()
 
 
