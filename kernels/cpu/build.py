@@ -50,9 +50,7 @@ INSTRUCTION_SET_VARIABLE = "HEADRACE_CPU_ISA"
 """In the environment: the instruction set of whoever names none, instead of `native`."""
 
 _COMPILE_TIMEOUT_S = 300
-_ELF_HEADER = struct.Struct(
-    "<4s36xQ10xHH2x"
-)  # magic; the section table's offset, entry size and length
+_ELF_HEADER = struct.Struct("<4s36xQ10xHH2x")  # magic; the section table's offset, entry size and length
 
 
 def default_instruction_set() -> str:
