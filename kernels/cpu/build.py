@@ -115,7 +115,7 @@ def _is_whole(library: Path) -> bool:
             if not header.startswith(b"\x7fELF"):
                 return bool(header)
             _, table, size, count = _ELF_HEADER.unpack(header)
-            return table + size * count <= os.fstat(file.fileno()).st_size
+            return bool(table + size * count <= os.fstat(file.fileno()).st_size)
     except (OSError, struct.error):
         return False
 
