@@ -72,20 +72,27 @@ def test_a_stop_string_cut_from_the_model_s_own_words_stops_it(client):
 
 
 def test_a_short_request_that_comes_later_ends_first(client):
-    ended: list[str] = []
+    options = {"model": MODEL, "extra_body": {"ignore_eos": True}}
+    long = client.completions.create(prompt="long", max_tokens=1500, stream=True, **options)
+    received, short_ended = 0, threading.Event()
+    began = threading.Event()
 
-    def run(name: str, max_tokens: int) -> None:
-        client.completions.create(
-            model=MODEL, prompt=name, max_tokens=max_tokens, extra_body={"ignore_eos": True}
-        )
-        ended.append(name)
+    def read() -> None:
+        nonlocal received
+        for _ in long:
+            received += 1
+            began.set()
+            if short_ended.is_set():
+                break
 
-    long = threading.Thread(target=run, args=("long", 60))
-    long.start()
-    time.sleep(0.3)
-    run("short", 5)
-    long.join()
-    assert ended == ["short", "long"]
+    with long, ThreadPoolExecutor(1) as reader:
+        reading = reader.submit(read)
+        assert began.wait(60)
+        short = client.completions.create(prompt="short", max_tokens=5, **options)
+        short_ended.set()
+        reading.result(60)
+    assert short.usage.completion_tokens == 5
+    assert 0 < received < 1500
 
 
 def test_12_requests_together_take_less_than_half_of_12_in_a_row(client):
