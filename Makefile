@@ -18,7 +18,7 @@ COMPOSE_PLUGIN := $(VENV)/docker-compose
 COMPOSE_VERSION := 2.40.3
 COMPOSE_SHA256 := d42aa5ffe26ff876347b62172da739064454ad59ad5dd44de933ec9594e8c1d8
 
-.PHONY: help setup up test soak lint format bench bench-peers compose-plugin clean
+.PHONY: help setup up test soak lint format bench bench-peers bench-kernels compose-plugin clean
 
 help:
 	@echo "make up       start the stack; PORT=, CONFIG=, ARGS= (headrace up --help)"
@@ -26,6 +26,7 @@ help:
 	@echo "make soak     the long runs of random tests, some minutes"
 	@echo "make lint     ruff, mypy, import rules"
 	@echo "make bench    measure throughput and latency of a stack of its own; ARGS="
+	@echo "make bench-kernels  the C++ kernels against the ceilings of this machine; ARGS="
 	@echo "make bench-peers  the same workloads against other servers that are installed; ARGS=, docs/PERFORMANCE.md"
 	@echo "make setup    only install; make clean removes everything again"
 
@@ -66,6 +67,9 @@ bench: setup
 	$(BIN)/headrace bench serve --start-stack --concurrency-sweep 1,8,32 \
 	  --random-input-len 128 --random-output-len 64 --temperature 0 --num-warmups 2 \
 	  --save-result --result-dir bench-results $(ARGS)
+
+bench-kernels: setup
+	$(BIN)/python -m tests.benchmarks.kernels $(ARGS)
 
 bench-peers: setup
 	$(BIN)/python -m tests.benchmarks.peers $(ARGS)

@@ -3,12 +3,13 @@
 #include <cmath>
 #include <cstring>
 
+#include "amx_products.h"
 #include "norm.h"
 
 namespace {
 
 constexpr int64_t kMinBlockRows = 64;
-constexpr int64_t kBlockBytes = 512 << 10;  // of quantised activations, so that they stay in L2
+constexpr int64_t kBlockBytes = 256 << 10;  // of activations, so that they stay in L2
 constexpr float kLargestActivation = 32767.0f;
 constexpr float kSmallestMagnitude = 7.8886091e-31f;  // 2^-100: 32767 / x would overflow soon below it
 
@@ -65,40 +66,78 @@ float quantize_row(const float* x, int64_t num_inputs, int64_t padded_inputs, in
   return largest / kLargestActivation;
 }
 
+// Row r of a tile.
+
+void place_floats(const float* x, int64_t num_inputs, const Activations& target, int64_t tile, int64_t r) {
+  const int64_t height = target.height(tile);
+  float* values = reinterpret_cast<float*>(target.tile(tile));
+  target.scales[target.first_row(tile) + r] = 1.0f;
+  for (int64_t i = 0; i < num_inputs; ++i) values[i * height + r] = x[i];
+  for (int64_t i = num_inputs; i < target.num_inputs; ++i) values[i * height + r] = 0.0f;
+}
+
+void place_integers(const float* x, int64_t num_inputs, const Layout& layout, const Activations& target, int64_t tile,
+                    int64_t r) {
+  const int64_t first = target.first_row(tile), height = target.height(tile);
+    int16_t* values = reinterpret_cast<int16_t*>(target.tile(tile));
+  int16_t* quantized = !target.is_amx() && height == 1 ? values : grown(row_scratch().quantized, target.num_inputs);
+  target.scales[first + r] = quantize_row(x, num_inputs, target.num_inputs, quantized);
+  float* sums = target.group_sums + first * target.num_groups;
+  for (int64_t group = 0; group < target.num_groups; ++group) {
+    int32_t total = 0;
+    for (int64_t i = 0; i < kInputMultiple; ++i) total += quantized[group * kInputMultiple + i];
+    sums[group * height + r] = float(total);
+  }
+  if (target.is_amx())
+    place_in_amx_tile(quantized, layout, height, r, target.tile(tile));
+  else if (height > 1)
+    for (int64_t i = 0; i < target.num_inputs; i += 2) std::memcpy(values + i * height + 2 * r, quantized + i, 4);
+}
+
 }  // namespace
 
 int64_t block_rows(const Layout& layout) {
-  const int64_t fitting = kBlockBytes / (layout.padded_inputs * int64_t(sizeof(int16_t)));
-  return std::clamp(fitting / kTileRows * kTileRows, kMinBlockRows, kMaxBlockRows);
+  const int64_t bytes = layout.is_float ? sizeof(float) : sizeof(int16_t);
+  const int64_t fitting = kBlockBytes / (layout.padded_inputs * bytes);
+  return std::clamp(fitting / kAmxTileRows * kAmxTileRows, kMinBlockRows, kMaxBlockRows);
 }
 
 Activations LinearScratch::reserve(int64_t num_rows, const Layout& layout) {
   const int64_t rows = std::min(num_rows, block_rows(layout));
   const int64_t num_groups = layout.has_minimums ? layout.num_segments : 0;
-  return {grown(values_, rows * layout.padded_inputs), grown(scales_, rows), grown(group_sums_, rows * num_groups),
-          layout.padded_inputs, num_groups, rows};
+  const bool is_amx = uses_amx(layout, num_rows);
+  const Arrangement arrangement = layout.is_float ? Arrangement::kFloats
+                                  : is_amx        ? Arrangement::kAmxTiles
+                                                  : Arrangement::kPairs;
+  const int64_t value_bytes = layout.is_float ? sizeof(float) : is_amx ? amx_value_bytes(layout) : sizeof(int16_t);
+  const int64_t rows_in_memory = round_up(rows, kAmxTileRows);
+  const int64_t num_bytes = rows_in_memory * layout.padded_inputs * value_bytes;
+  return {arrangement,
+          value_bytes,
+          reinterpret_cast<uint8_t*>(grown(values_, divide_up(num_bytes, sizeof(Line)))),
+          grown(scales_, rows),
+          grown(group_sums_, rows_in_memory * num_groups),
+          layout.padded_inputs,
+          num_groups,
+          rows};
 }
 
-void quantize_tile(const LinearInput& input, const Activations& target, int64_t tile, int64_t num_inputs) {
-  int16_t* row = grown(row_scratch().quantized, target.num_inputs);
-  float* normed = input.norm ? grown(row_scratch().normed, num_inputs) : nullptr;
-  const int64_t first = target.first_row(tile), height = target.first_row(tile + 1) - first;
-  int16_t* values = target.values + first * target.num_inputs;
-  float* sums = target.group_sums + first * target.num_groups;
-  for (int64_t r = 0; r < height; ++r) {
-    int16_t* quantized = height == 1 ? values : row;
-    const float* x = input.rows + (first + r) * input.stride;
+void arrange_piece(const LinearInput& input, const Layout& layout, const Activations& target, int64_t piece) {
+  const int64_t num_inputs = layout.num_inputs, amx_first = piece * Activations::kAmxPieceRows;
+  const int64_t first = target.is_amx() ? amx_first : target.first_row(piece);
+  const int64_t end = target.is_amx() ? std::min(amx_first + Activations::kAmxPieceRows, target.num_rows)
+                                      : target.first_row(piece + 1);
+  for (int64_t row = first; row < end; ++row) {
+    const float* x = input.rows + row * input.stride;
     if (input.norm) {
+      float* normed = grown(row_scratch().normed, num_inputs);
       rms_norm_row(x, input.norm, num_inputs, input.norm_eps, normed);
       x = normed;
     }
-    target.scales[first + r] = quantize_row(x, num_inputs, target.num_inputs, quantized);
-    for (int64_t group = 0; group < target.num_groups; ++group) {
-      int32_t total = 0;
-      for (int64_t i = 0; i < kInputMultiple; ++i) total += quantized[group * kInputMultiple + i];
-      sums[group * height + r] = float(total);
-    }
-    if (height == 1) return;
-    for (int64_t i = 0; i < target.num_inputs; i += 2) std::memcpy(values + i * height + 2 * r, row + i, 4);
+    const int64_t tile = target.is_amx() ? row / target.amx_height() : piece;
+    if (layout.is_float)
+      place_floats(x, num_inputs, target, tile, row - target.first_row(tile));
+    else
+      place_integers(x, num_inputs, layout, target, tile, row - target.first_row(tile));
   }
 }

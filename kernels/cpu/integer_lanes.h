@@ -12,6 +12,9 @@
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define HEADRACE_LANES_AVX512
 #include <immintrin.h>
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(__linux__)
+#define HEADRACE_AMX
+#endif
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define HEADRACE_LANES_AVX2
 #include <immintrin.h>
@@ -43,6 +46,8 @@ inline void store_ints(void* address, Ints value) { _mm512_storeu_si512(address,
 inline Ints widen_bytes(const uint8_t* address) {
   return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(address)));
 }
+inline Ints even_bytes(Ints packed) { return _mm512_srai_epi16(_mm512_slli_epi16(packed, 8), 8); }
+inline Ints odd_bytes(Ints packed) { return _mm512_srai_epi16(packed, 8); }
 template <int kIndex>
 inline Ints nibbles(Ints packed) {
   const Ints shifted = kIndex == 0 ? packed : _mm512_srli_epi16(packed, 4 * kIndex);
@@ -63,6 +68,10 @@ inline Ints add_dot(Ints sum, Ints a, Ints b) {
 }
 inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Floats to_floats(Ints value) { return _mm512_cvtepi32_ps(value); }
+inline Floats low_bfloat16s(Ints pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
+inline Floats high_bfloat16s(Ints pairs) {
+  return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000))));
+}
 inline Floats broadcast_float(float value) { return _mm512_set1_ps(value); }
 inline Floats load_floats(const float* address) { return _mm512_loadu_ps(address); }
 inline void store_floats(float* address, Floats value) { _mm512_storeu_ps(address, value); }
@@ -96,6 +105,8 @@ inline void store_ints(void* address, Ints value) { _mm256_storeu_si256(static_c
 inline Ints widen_bytes(const uint8_t* address) {
   return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(address)));
 }
+inline Ints even_bytes(Ints packed) { return _mm256_srai_epi16(_mm256_slli_epi16(packed, 8), 8); }
+inline Ints odd_bytes(Ints packed) { return _mm256_srai_epi16(packed, 8); }
 template <int kIndex>
 inline Ints nibbles(Ints packed) {
   const Ints shifted = kIndex == 0 ? packed : _mm256_srli_epi16(packed, 4 * kIndex);
@@ -116,6 +127,10 @@ inline Ints add_dot(Ints sum, Ints a, Ints b) {
 }
 inline Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 inline Floats to_floats(Ints value) { return _mm256_cvtepi32_ps(value); }
+inline Floats low_bfloat16s(Ints pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+inline Floats high_bfloat16s(Ints pairs) {
+  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(int(0xffff0000))));
+}
 inline Floats broadcast_float(float value) { return _mm256_set1_ps(value); }
 inline Floats load_floats(const float* address) { return _mm256_loadu_ps(address); }
 inline void store_floats(float* address, Floats value) { _mm256_storeu_ps(address, value); }
@@ -158,6 +173,8 @@ inline Ints widen_bytes(const uint8_t* address) {
   std::memcpy(&bytes, address, sizeof(bytes));
   return (Ints)__builtin_convertvector(bytes, Shorts);
 }
+inline Ints even_bytes(Ints packed) { return (Ints)((Shorts)((Words)packed << 8) >> 8); }
+inline Ints odd_bytes(Ints packed) { return (Ints)((Shorts)packed >> 8); }
 template <int kIndex>
 inline Ints nibbles(Ints packed) {
   return (Ints)(((Words)packed >> (4 * kIndex)) & 15);
@@ -174,6 +191,8 @@ inline Ints dot(Ints a, Ints b) {
 inline Ints add(Ints a, Ints b) { return a + b; }
 inline Ints add_dot(Ints sum, Ints a, Ints b) { return sum + dot(a, b); }
 inline Floats to_floats(Ints value) { return __builtin_convertvector(value, Floats); }
+inline Floats low_bfloat16s(Ints pairs) { return (Floats)((UnsignedInts)pairs << 16); }
+inline Floats high_bfloat16s(Ints pairs) { return (Floats)((UnsignedInts)pairs & 0xffff0000u); }
 inline Floats broadcast_float(float value) { return Floats{} + value; }
 inline Floats load_floats(const float* address) {
   Floats value;

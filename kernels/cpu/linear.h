@@ -9,11 +9,14 @@ class Team;
 struct Activations;
 struct Layout;
 
-enum WeightFormat : int32_t {
+enum class WeightFormat : int32_t {
   kInt8PerChannel = 0,  // one float scale per output
   kInt8Group32 = 1,     // one half scale per output and 32 inputs
   kInt8Group64 = 2,
   kInt4Group32 = 3,  // unsigned; a half scale and a half minimum per output and 32 inputs
+  kFloat32 = 4,      // these three with float activations; all others with 16-bit integers
+  kBfloat16 = 5,
+  kFloat16 = 6,
 };
 
 enum Gate : int32_t { kNoGate = 0, kSilu = 1, kGeluTanh = 2 };
@@ -50,7 +53,10 @@ class LinearScratch {
   Activations reserve(int64_t num_rows, const Layout& layout);
 
  private:
-  std::vector<int16_t> values_;
+  struct alignas(64) Line {
+    uint8_t bytes[64];
+  };
+  std::vector<Line> values_;
   std::vector<float> scales_;
   std::vector<float> group_sums_;
 };

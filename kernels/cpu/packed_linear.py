@@ -1,11 +1,13 @@
-"""A linear layer with quantised weights, packed once for the C++ in linear.cpp."""
+"""A linear layer with quantised or float weights, packed once for the C++ in linear.cpp."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+from collections.abc import Mapping
 from ctypes import c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -17,7 +19,27 @@ from kernels.cpu.weight_memory import WeightMemory
 from kernels.quantized_reference import FORMATS, QuantizedWeight, WeightFormat, quantize_weight
 
 Gate = Literal["silu", "gelu_tanh"]
-_FORMAT_NUMBERS = {"int8_channel": 0, "int8_group32": 1, "int8_group64": 2, "int4_group32": 3}
+FLOAT_FORMATS: Mapping[torch.dtype, WeightFormat] = MappingProxyType(
+    {
+        dtype: WeightFormat(name, None, has_minimums=False)
+        for name, dtype in (
+            ("float32", torch.float32),
+            ("bfloat16", torch.bfloat16),
+            ("float16", torch.float16),
+        )
+    }
+)
+"""Of weights that are packed as they are, and multiplied with float32 activations."""
+
+_FORMAT_NUMBERS = {
+    "int8_channel": 0,
+    "int8_group32": 1,
+    "int8_group64": 2,
+    "int4_group32": 3,
+    "float32": 4,
+    "bfloat16": 5,
+    "float16": 6,
+}
 _GATE_NUMBERS = {None: 0, "silu": 1, "gelu_tanh": 2}
 
 
@@ -35,12 +57,12 @@ class _LinearWeights(ctypes.Structure):
 
 
 class LinearLibrary:
-    """The compiled functions. `instruction_set`: one of `kernels.cpu.build.INSTRUCTION_SETS`.
+    """The compiled functions. `instruction_set`: as `kernels.cpu.build.built_library` takes it.
 
     Raises BackEndUnavailable where there is no compiler or it fails.
     """
 
-    def __init__(self, instruction_set: str = "native") -> None:
+    def __init__(self, instruction_set: str | None = None) -> None:
         library = loaded_library(built_library(instruction_set))
         self.serial_team = Team(1, library=library)
         """Runs on the calling thread alone."""
@@ -79,7 +101,7 @@ class PackedWeight:
 
 
 def pack_weight(
-    weight: QuantizedWeight,
+    weight: QuantizedWeight | Tensor,
     *,
     is_gated: bool = False,
     team: Team | None = None,
@@ -88,28 +110,44 @@ def pack_weight(
 ) -> PackedWeight:
     """A copy, in `memory` if given. `team`: of the same library; None: the calling thread alone.
 
-    Raises ValueError for a gated weight with an odd number of outputs.
+    A tensor is `[out, in]`, of a type in FLOAT_FORMATS. Raises ValueError for another one, and for a gated
+    weight with an odd number of outputs.
     """
-    if is_gated and weight.num_outputs % 2:
-        raise ValueError(f"a gate needs an even number of outputs, not {weight.num_outputs}")
+    weight_format, shape = _format_and_shape(weight)
+    if is_gated and shape[0] % 2:
+        raise ValueError(f"a gate needs an even number of outputs, not {shape[0]}")
     library = library or LinearLibrary()
     gate: Gate | None = "silu" if is_gated else None  # any: they are packed alike
-    descriptor = _descriptor(weight.format, weight.shape, gate)
+    descriptor = _descriptor(weight_format, shape, gate)
     num_bytes = library.packed_bytes(ctypes.addressof(descriptor))
     packed = memory.allocate(num_bytes) if memory else torch.empty(num_bytes, dtype=torch.uint8)
-    values, scales = weight.values.contiguous(), weight.scales.contiguous()
-    minimums = None if weight.minimums is None else weight.minimums.contiguous()
-    has_groups = weight.format.group is not None
+    parts = (
+        (weight, None, None)
+        if isinstance(weight, Tensor)
+        else (weight.values, weight.scales, weight.minimums)
+    )
+    values, scales, minimums = (None if part is None else part.contiguous() for part in parts)
+    addresses = [None if part is None else part.data_ptr() for part in (values, scales, minimums)]
+    has_groups = weight_format.group is not None
     library.pack(
         (team or library.serial_team).address,
         ctypes.addressof(descriptor),
-        values.data_ptr(),
-        scales.data_ptr() if has_groups else None,
-        None if minimums is None else minimums.data_ptr(),
-        None if has_groups else scales.data_ptr(),
+        addresses[0],
+        addresses[1] if has_groups else None,
+        addresses[2],
+        None if has_groups else addresses[1],
         packed.data_ptr(),
     )
-    return PackedWeight(weight.format, *weight.shape, is_gated, packed)
+    return PackedWeight(weight_format, *shape, is_gated, packed)
+
+
+def _format_and_shape(weight: QuantizedWeight | Tensor) -> tuple[WeightFormat, tuple[int, int]]:
+    if not isinstance(weight, Tensor):
+        return weight.format, weight.shape
+    if weight.ndim != 2 or weight.dtype not in FLOAT_FORMATS or 0 in weight.shape:
+        known = ", ".join(each.name for each in FLOAT_FORMATS.values())
+        raise ValueError(f"a weight of floats is {known} [out, in], not {weight.dtype} {list(weight.shape)}")
+    return FLOAT_FORMATS[weight.dtype], (weight.shape[0], weight.shape[1])
 
 
 def layout_signature(library: LinearLibrary) -> str:
@@ -143,14 +181,15 @@ def _descriptor(weight_format: WeightFormat, shape: tuple[int, int], gate: Gate 
 class PackedLinear:
     """`x @ weight.T + bias`, or, with a gate, `gate(g) * u` of its halves g and u (gate first).
 
-    Activations are rounded to 16 bits per row, relative to its largest magnitude; the arithmetic is that of
-    `kernels.quantized_reference.reference_linear`. A row's result depends on nothing but the row: not on
-    the batch, not on the threads. A row that holds infinity or NaN gives NaN.
+    With a quantised weight, activations are rounded to 16 bits per row, relative to its largest magnitude;
+    the arithmetic is that of `kernels.quantized_reference.reference_linear`, and a row that holds infinity or
+    NaN gives NaN. With a weight of floats, all is float32. A row's result depends on nothing but the row: not
+    on the batch, not on the threads.
     """
 
     def __init__(
         self,
-        weight: QuantizedWeight | PackedWeight,
+        weight: QuantizedWeight | Tensor | PackedWeight,
         bias: Tensor | None = None,
         *,
         gate: Gate | None = None,
@@ -165,12 +204,13 @@ class PackedLinear:
         """
         if gate not in _GATE_NUMBERS:
             raise ValueError(f"no gate is named {gate!r}; known: silu, gelu_tanh")
-        if bias is not None and (bias.dtype != torch.float32 or bias.shape != (weight.num_outputs,)):
+        num_outputs = weight.shape[0]
+        if bias is not None and (bias.dtype != torch.float32 or bias.shape != (num_outputs,)):
             raise ValueError(
-                f"the bias is {bias.dtype} {list(bias.shape)}; it must be float32 [{weight.num_outputs}]"
+                f"the bias is {bias.dtype} {list(bias.shape)}; it must be float32 [{num_outputs}]"
             )
         library = library or LinearLibrary()
-        if isinstance(weight, QuantizedWeight):
+        if not isinstance(weight, PackedWeight):
             is_gated = gate is not None
             weight = pack_weight(weight, is_gated=is_gated, team=team, memory=memory, library=library)
         if weight.is_gated != (gate is not None):
@@ -207,9 +247,18 @@ class PackedLinear:
         memory: WeightMemory | None = None,
         library: LinearLibrary | None = None,
     ) -> PackedLinear:
-        """Rounds a float32 weight `[out, in]`. Raises ValueError as `quantize_weight` does."""
-        quantized = quantize_weight(weight, format_name)
-        return cls(quantized, bias, gate=gate, team=team, memory=memory, library=library)
+        """Rounds a float32 weight `[out, in]`, to a format of FLOAT_FORMATS or as `quantize_weight` does.
+
+        Raises ValueError as that does.
+        """
+        rounded: QuantizedWeight | Tensor
+        for dtype, each in FLOAT_FORMATS.items():
+            if each.name == format_name:
+                rounded = weight.to(dtype)
+                break
+        else:
+            rounded = quantize_weight(weight, format_name)
+        return cls(rounded, bias, gate=gate, team=team, memory=memory, library=library)
 
     def __call__(self, x: Tensor) -> Tensor:
         """A new `[num_rows, num_features]` of `x`, float32 `[num_rows, num_inputs]` with contiguous rows.

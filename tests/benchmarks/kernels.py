@@ -1,203 +1,215 @@
-"""The quantised linear layers against torch's float32 and against the ceilings of this machine, side by side.
+"""The linear layers of the CPU kernels against the ceilings of this machine and against torch, side by side.
 
-    python -m tests.benchmarks.kernels [--instruction-set avx2] [--threads 2] [--formats int8_group32,...]
+    python -m tests.benchmarks.kernels [--instruction-set avx2] [--threads 2] [--formats float32,int4_group32]
 
-Every layer of a model in turn, so that one row measures memory and not a cache. The best time is the sum
-over calls of the best of each call's repeats (what a quiet machine would take); the median is that of whole
-rounds. "of reading" compares with reading the same memory, "of pair sums" with vpmaddwd and vpaddd in AVX2
-registers that wait for nothing; both are best bursts of the same run. torch may use more than AVX2 unless
-MKL_ENABLE_INSTRUCTIONS=AVX2 is set.
+Prints Markdown for docs/PERFORMANCE.md. Every layer of a model in turn, so that one row measures memory and
+not a cache; all formats in turn, so that they share what else the machine does. Times are the sums over
+layers of the best of each layer's repeats: what a quiet machine would take. "of ceiling" is the share of what
+the machine multiplies with instructions that wait for nothing (float32, or 16-bit integers: ceilings.py);
+"of reading" of the rate at which the same memory is read by instructions that do nothing else. torch may
+use more than AVX2 unless MKL_ENABLE_INSTRUCTIONS=AVX2 and ONEDNN_MAX_CPU_ISA=AVX2 are set.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
-import statistics
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, silu
 
-from kernels.cpu.build import INSTRUCTION_SETS
-from kernels.cpu.packed_linear import LinearLibrary, PackedLinear
+from kernels.cpu.build import INSTRUCTION_SETS, default_instruction_set
+from kernels.cpu.packed_linear import FLOAT_FORMATS, Gate, LinearLibrary, PackedLinear
 from kernels.cpu.team import Team
 from kernels.cpu.weight_memory import WeightMemory
 from kernels.quantized_reference import FORMATS
+from tests.benchmarks.ceilings import Ceilings, machine
 
-# name -> (layers, [(outputs, inputs)])
-MODELS = {
-    "135M layers": (30, [(960, 576), (576, 576), (3072, 576), (576, 1536)]),
-    "135M head": (2, [(49152, 576)]),
-    "1.5B layers": (3, [(2048, 1536), (1536, 1536), (17920, 1536), (1536, 8960)]),
-}
-ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
-SECONDS_PER_CASE = 1.0
+FLOATS = tuple(each.name for each in FLOAT_FORMATS.values())
+DEFAULT_FORMATS = ("float32", "bfloat16", "int8_group64", "int8_group32", "int4_group32")
+ROWS = (1, 4, 8, 16, 32, 128, 512)
+SECONDS_PER_CASE = 0.5
 MIN_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Ceilings:
-    fma_gmac_s: float
-    pair_sum_gmac_s: float
+class Shape:
+    num_outputs: int
+    num_inputs: int
+    gate: Gate | None = None
 
 
-class CeilingProbe:
-    def __init__(self, num_threads: int) -> None:
-        self._num_threads = num_threads
-        source = Path(__file__).with_name("cpu_ceilings.cpp")
-        with tempfile.TemporaryDirectory() as folder:
-            library = Path(folder) / "ceilings.so"
-            compiler = os.environ.get("CXX", "c++")
-            command = [
-                compiler,
-                "-O2",
-                "-mavx2",
-                "-mfma",
-                "-fopenmp",
-                "-shared",
-                "-fPIC",
-                str(source),
-                "-o",
-                str(library),
-            ]
-            subprocess.run(command, check=True)
-            self._library = ctypes.CDLL(str(library))
-        self._best = Ceilings(0, 0)
+@dataclass(frozen=True, slots=True)
+class Model:
+    name: str
+    num_layers: int
+    shapes: tuple[Shape, ...]
 
-    def read_s(self, parts: Sequence[Tensor]) -> float:
-        """Seconds to read each of them once, one after the other, and nothing else."""
-        threads = self._num_threads
-        calls = [
-            lambda part=part: self._library.ceiling_read(
-                ctypes.c_void_p(part.data_ptr()), ctypes.c_int64(part.nbytes), threads
+
+MODELS = (
+    Model(
+        "135M layers",
+        30,
+        (Shape(960, 576), Shape(576, 576), Shape(3072, 576, "silu"), Shape(576, 1536)),
+    ),
+    Model("135M head", 2, (Shape(49152, 576),)),
+    Model(
+        "1.5B layers",
+        3,
+        (Shape(2048, 1536), Shape(1536, 1536), Shape(17920, 1536, "silu"), Shape(1536, 8960)),
+    ),
+)
+"""SmolLM2-135M, and three layers of a Qwen2 of 1.5 B."""
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Of one model in one format."""
+
+    format_name: str
+    memory: tuple[Tensor, ...]
+    runs: tuple[Callable[[Tensor], object], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for part in self.memory)
+
+
+def best_s(cases: Mapping[str, Sequence[Call]]) -> dict[str, float]:
+    """Seconds of all calls of a case, one after the other: the sum of each call's best."""
+    best = {name: [float("inf")] * len(calls) for name, calls in cases.items()}
+    until = time.perf_counter() + SECONDS_PER_CASE * len(cases)
+    num_rounds = 0
+    while time.perf_counter() < until or num_rounds < MIN_ROUNDS:
+        for name, calls in cases.items():
+            for index, call in enumerate(calls):
+                began = time.perf_counter()
+                call()
+                best[name][index] = min(best[name][index], time.perf_counter() - began)
+        num_rounds += 1
+    return {name: sum(seconds) for name, seconds in best.items()}
+
+
+def layers_of(model: Model, formats: Sequence[str], team: Team, library: LinearLibrary) -> list[Layers]:
+    """torch's first. All lie in memory of the same kind: the same chance for all."""
+    shapes = model.shapes * model.num_layers
+    memory = WeightMemory()
+    weights = []
+    for shape in shapes:
+        room = memory.allocate(shape.num_outputs * shape.num_inputs * 4).view(torch.float32)
+        weights.append(room.view(shape.num_outputs, shape.num_inputs).normal_(std=shape.num_inputs**-0.5))
+    dense = [
+        _gated(weight) if shape.gate else _dense(weight)
+        for weight, shape in zip(weights, shapes, strict=True)
+    ]
+    all_layers = [Layers("torch float32", tuple(weights), tuple(dense))]
+    for format_name in formats:
+        packed = tuple(
+            PackedLinear.from_float(
+                weight, format_name, gate=shape.gate, team=team, memory=memory, library=library
             )
-            for part in parts
-        ]
-        return time_calls(calls)[0]
-
-    def measure(self) -> Ceilings:
-        """The best so far, after some more bursts."""
-        threads, rounds = self._num_threads, 50_000
-        fma = (
-            80
-            * rounds
-            * threads
-            / _best_s(lambda: self._library.ceiling_fma(ctypes.c_int64(rounds), threads))
+            for weight, shape in zip(weights, shapes, strict=True)
         )
-        pair = (
-            128
-            * rounds
-            * threads
-            / _best_s(lambda: self._library.ceiling_pair_sum(ctypes.c_int64(rounds), threads))
-        )
-        best = self._best
-        self._best = Ceilings(
-            max(best.fma_gmac_s, fma / 1e9),
-            max(best.pair_sum_gmac_s, pair / 1e9),
-        )
-        return self._best
+        all_layers.append(Layers(format_name, tuple(each.packed for each in packed), packed))
+    return all_layers
 
 
-def _best_s(call: Callable[[], object], repeats: int = 30) -> float:
-    best = float("inf")
-    for _ in range(repeats):
-        began = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - began)
-    return best
+def _dense(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda x: linear(x, weight)
 
 
-def time_calls(calls: Sequence[Callable[[], object]]) -> tuple[float, float]:
-    """Seconds of a round of all calls: the sum of each call's best, and the median round."""
-    best = [float("inf")] * len(calls)
-    rounds: list[float] = []
-    until = time.perf_counter() + SECONDS_PER_CASE
-    while time.perf_counter() < until or len(rounds) < MIN_ROUNDS:
-        round_began = began = time.perf_counter()
-        for index, call in enumerate(calls):
-            call()
-            ended = time.perf_counter()
-            best[index] = min(best[index], ended - began)
-            began = ended
-        rounds.append(began - round_began)
-    return sum(best), statistics.median(rounds)
+def _gated(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        gate, up = linear(x, weight).chunk(2, dim=-1)
+        return silu(gate) * up
+
+    return run
 
 
 def print_model(
-    name: str,
+    model: Model,
     formats: Sequence[str],
     all_rows: Sequence[int],
-    num_threads: int,
+    team: Team,
     library: LinearLibrary,
-    probe: CeilingProbe,
+    top: Ceilings,
 ) -> None:
-    num_layers, shapes = MODELS[name]
-    weights = [torch.randn(outputs, inputs) for _ in range(num_layers) for outputs, inputs in shapes]
-    products = sum(weight.numel() for weight in weights)
-    memory = WeightMemory()  # also below the float32 weights: the same chance for both
-    team = Team(num_threads, library=library.library)
-    weights = [memory.allocate(w.nbytes).view(torch.float32).view(w.shape).copy_(w) for w in weights]
-    packed = {
-        format_name: [
-            PackedLinear.from_float(w, format_name, team=team, memory=memory, library=library)
-            for w in weights
-        ]
-        for format_name in formats
-    }
-    print(f"\n{name}: {products / 1e6:.0f} M weights, {num_threads} thread(s)\n", flush=True)
-    print("| rows | layer | best ms | median ms | GMAC/s | of pair sums | GB/s | of reading |")
-    print("|---:|---|---:|---:|---:|---:|---:|---:|")
+    all_layers = layers_of(model, formats, team, library)
+    widths = [shape.num_inputs for shape in model.shapes * model.num_layers]
+    num_weights = sum(shape.num_outputs * shape.num_inputs for shape in model.shapes) * model.num_layers
+    reading = best_s({each.format_name: [_reading(top, part) for part in each.memory] for each in all_layers})
+    print(f"\n{model.name}: {num_weights / 1e6:.0f} M weights\n")
+    print("| rows | format | ms | GMAC/s | of ceiling | GB/s | of reading |")
+    print("|---:|---|---:|---:|---:|---:|---:|", flush=True)
     for num_rows in all_rows:
-        inputs = {width: torch.randn(num_rows, width) for width in {weight.shape[1] for weight in weights}}
-        cases: dict[str, tuple[list[Tensor], list[Callable[[], Tensor]]]] = {
-            "torch float32": (weights, [_float_call(inputs[w.shape[1]], w) for w in weights])
-        }
-        for format_name, layers in packed.items():
-            calls = [_packed_call(inputs[layer.num_inputs], layer) for layer in layers]
-            cases[format_name] = ([layer.packed for layer in layers], calls)
-        ceilings = probe.measure()
-        for case, (memory_parts, calls) in cases.items():
-            best_s, median_s = time_calls(calls)
-            read_s = probe.read_s(memory_parts)
-            num_bytes = sum(part.nbytes for part in memory_parts)
-            macs, read = products * num_rows / best_s / 1e9, num_bytes / best_s / 1e9
+        inputs = {width: torch.randn(num_rows, width) for width in set(widths)}
+        seconds = best_s(
+            {
+                each.format_name: [
+                    _call(run, inputs[width]) for run, width in zip(each.runs, widths, strict=True)
+                ]
+                for each in all_layers
+            }
+        )
+        top.refresh()
+        for each in all_layers:
+            taken = seconds[each.format_name]
+            rate = num_weights * num_rows / taken / 1e9
+            is_float = each.format_name in ("torch float32", *FLOATS)
+            ceiling = top.float_gmac_s if is_float else top.integer_gmac_s
             print(
-                f"| {num_rows} | {case} | {best_s * 1e3:.2f} | {median_s * 1e3:.2f} | {macs:.1f} "
-                f"| {macs / ceilings.pair_sum_gmac_s:.0%} | {read:.1f} | {read_s / best_s:.0%} |",
+                f"| {num_rows} | {each.format_name} | {taken * 1e3:.2f} | {rate:.1f} | {rate / ceiling:.0%} "
+                f"| {each.num_bytes / taken / 1e9:.1f} | {reading[each.format_name] / taken:.0%} |",
                 flush=True,
             )
-    print(f"\nceilings: {probe.measure()}", flush=True)
 
 
-def _float_call(x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
-    return lambda: linear(x, weight)
+def _reading(top: Ceilings, part: Tensor) -> Call:
+    return lambda: top.read(part)
 
 
-def _packed_call(x: Tensor, layer: PackedLinear) -> Callable[[], Tensor]:
-    return lambda: layer(x)
+def _call(run: Callable[[Tensor], object], x: Tensor) -> Call:
+    return lambda: run(x)
+
+
+def print_ceilings(top: Ceilings, instruction_set: str, num_threads: int) -> None:
+    print(f"{machine()}; {num_threads} thread(s), instruction set {instruction_set}\n")
+    print("| ceiling | rate |")
+    print("|---|---:|")
+    for num_bytes in (64 << 20, 1 << 30):
+        print(f"| read {num_bytes >> 20} MiB | {top.read_gb_s(num_bytes):.1f} GB/s |")
+    print(f"| float32 multiply-accumulate | {top.float_gmac_s:.0f} GMAC/s |")
+    print(f"| int16 sums of pairs | {top.pairs_gmac_s:.0f} GMAC/s |")
+    if top.amx_gmac_s:
+        print(f"| int16 with int8 by AMX | {top.amx_gmac_s:.0f} GMAC/s |")
+    print(flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Linear layers against their ceilings.")
-    parser.add_argument("--instruction-set", default="native", choices=sorted(INSTRUCTION_SETS))
+    parser.add_argument(
+        "--instruction-set", default=default_instruction_set(), choices=sorted(INSTRUCTION_SETS)
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--formats", default=",".join(FORMATS))
+    parser.add_argument("--formats", default=",".join(DEFAULT_FORMATS), help=", ".join((*FLOATS, *FORMATS)))
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default=",".join(model.name for model in MODELS))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    library, probe = LinearLibrary(options.instruction_set), CeilingProbe(options.threads)
-    for name in options.models.split(","):
-        rows = [int(number) for number in options.rows.split(",")]
-        print_model(name, options.formats.split(","), rows, options.threads, library, probe)
+    library = LinearLibrary(options.instruction_set)
+    team = Team(options.threads, library=library.library)
+    top = Ceilings(options.threads, options.instruction_set)
+    print_ceilings(top, options.instruction_set, options.threads)
+    all_rows = [int(number) for number in options.rows.split(",")]
+    for model in MODELS:
+        if model.name in options.models.split(","):
+            print_model(model, options.formats.split(","), all_rows, team, library, top)
 
 
 if __name__ == "__main__":

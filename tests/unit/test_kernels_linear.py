@@ -1,4 +1,4 @@
-"""The quantised linear layers agree with their reference; a row's result depends on nothing else."""
+"""The linear layers agree with their references; a row's result depends on nothing else."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import gelu, linear, silu
 
 from kernels.cpu import build
-from kernels.cpu.packed_linear import Gate, LinearLibrary, PackedLinear
+from kernels.cpu.packed_linear import FLOAT_FORMATS, Gate, LinearLibrary, PackedLinear
 from kernels.cpu.team import Team
 from kernels.cpu.weight_memory import WeightMemory
 from kernels.gguf_blocks import weight_from_blocks
@@ -27,6 +27,8 @@ from kernels.quantized_reference import (
 
 ROWS = (1, 2, 3, 5, 8, 16, 17, 33, 128, 512)
 TOLERANCE = 5e-7  # of the sum of magnitudes: float32 sums over segments
+FLOATS = {each.name: dtype for dtype, each in FLOAT_FORMATS.items()}
+NAMES = (*FORMATS, *FLOATS)
 NEEDED_FLAGS = {
     "native": set[str](),
     "portable": set[str](),
@@ -72,30 +74,49 @@ def two_threads(library: LinearLibrary) -> Team:
 
 
 def random_weight(num_outputs: int, num_inputs: int, format_name: str, seed: int = 0) -> QuantizedWeight:
-    generator = torch.Generator().manual_seed(seed)
-    return quantize_weight(torch.randn(num_outputs, num_inputs, generator=generator), format_name)
+    return quantize_weight(random_floats(num_outputs, num_inputs, seed), format_name)
+
+
+def random_matrix(
+    num_outputs: int, num_inputs: int, format_name: str, seed: int = 0
+) -> QuantizedWeight | Tensor:
+    if format_name in FORMATS:
+        return random_weight(num_outputs, num_inputs, format_name, seed)
+    return random_floats(num_outputs, num_inputs, seed).to(FLOATS[format_name])
+
+
+def random_floats(num_outputs: int, num_inputs: int, seed: int) -> Tensor:
+    return torch.randn(num_outputs, num_inputs, generator=torch.Generator().manual_seed(seed))
 
 
 def random_rows(num_rows: int, width: int, seed: int = 1) -> Tensor:
     return torch.randn(num_rows, width, generator=torch.Generator().manual_seed(seed))
 
 
-def assert_agrees(ours: Tensor, x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
-    expected = reference_linear(x, weight, bias)
-    magnitude = x.abs() @ weight.dequantized().abs().T + (0 if bias is None else bias.abs())
-    if weight.minimums is not None:  # q * scale and the minimum may cancel: both are summed
+def assert_agrees(
+    ours: Tensor, x: Tensor, weight: QuantizedWeight | Tensor, bias: Tensor | None = None
+) -> None:
+    if isinstance(weight, Tensor):
+        exact_bias = None if bias is None else bias.double()
+        expected = linear(x.double(), weight.double(), exact_bias).float()
+        floats = weight.float()
+    else:
+        expected, floats = reference_linear(x, weight, bias), weight.dequantized()
+    magnitude = x.abs() @ floats.abs().T + (0 if bias is None else bias.abs())
+    if isinstance(weight, QuantizedWeight) and weight.minimums is not None:
+        # q * scale and the minimum may cancel: both are summed
         spread = weight.minimums.float().abs().repeat_interleave(32, 1)
         magnitude = magnitude + 2 * x.abs() @ spread.T
     error = (ours - expected).abs() / magnitude.clamp_min(1e-30)
     assert float(error.max()) < TOLERANCE  # NaN is not below it
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("format_name", NAMES)
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(24, 64), (7, 576), (101, 1088)])
 def test_every_format_agrees_with_the_reference(
     library: LinearLibrary, format_name: str, num_outputs: int, num_inputs: int
 ) -> None:
-    weight = random_weight(num_outputs, num_inputs, format_name)
+    weight = random_matrix(num_outputs, num_inputs, format_name)
     bias = random_rows(1, num_outputs, seed=2)[0]
     layer = PackedLinear(weight, bias, library=library)
     for num_rows in (1, 17, 70):
@@ -103,9 +124,9 @@ def test_every_format_agrees_with_the_reference(
         assert_agrees(layer(x), x, weight, bias)
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("format_name", NAMES)
 def test_a_row_alone_and_in_any_batch_gives_the_same_bits(library: LinearLibrary, format_name: str) -> None:
-    weight = random_weight(101, 576, format_name)
+    weight = random_matrix(101, 576, format_name)
     x = random_rows(max(ROWS), 576)
     layers = [PackedLinear(weight, team=team, library=library) for team in (None, two_threads(library))]
     whole = layers[0](x)
@@ -116,25 +137,46 @@ def test_a_row_alone_and_in_any_batch_gives_the_same_bits(library: LinearLibrary
             assert torch.equal(layer(x[row : row + 1]), whole[row : row + 1])
 
 
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("num_inputs", [64, 192, 1088])
+def test_every_instruction_set_gives_the_same_bits(
+    library: LinearLibrary,
+    native: LinearLibrary,
+    format_name: str,
+    num_inputs: int,
+    request: pytest.FixtureRequest,
+) -> None:
+    if request.node.callspec.params["library"] == "portable":
+        pytest.skip("it adds products in two steps, and rounds twice")
+    weight = random_weight(101, num_inputs, format_name)
+    for num_rows in (1, 5, 7, 16, 17, 40):  # AMX takes over between 5 and 7, where there is AMX
+        x = random_rows(num_rows, num_inputs)
+        ours, expected = (PackedLinear(weight, library=each)(x) for each in (library, native))
+        assert torch.equal(ours, expected)
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_random_shapes_and_strides(native: LinearLibrary, native_team: Team, data: st.DataObject) -> None:
-    format_name = data.draw(st.sampled_from(sorted(FORMATS)))
-    group = FORMATS[format_name].group or 1
+    format_name = data.draw(st.sampled_from(NAMES))
+    group = (FORMATS[format_name].group if format_name in FORMATS else None) or 1
     num_inputs = group * data.draw(st.integers(1, 1200 // group))
-    weight = random_weight(
+    weight = random_matrix(
         data.draw(st.integers(1, 130)), num_inputs, format_name, data.draw(st.integers(0, 99))
     )
     num_rows, gap = data.draw(st.integers(1, 90)), data.draw(st.integers(0, 9))
     x = random_rows(num_rows, num_inputs + gap)[:, gap:]
-    bias = random_rows(1, weight.num_outputs)[0] if data.draw(st.booleans()) else None
+    bias = random_rows(1, weight.shape[0])[0] if data.draw(st.booleans()) else None
     layer = PackedLinear(weight, bias, team=data.draw(st.sampled_from((None, native_team))), library=native)
     assert_agrees(layer(x), x, weight, bias)
 
 
+@pytest.mark.parametrize("format_name", ["int8_channel", *FLOATS])
 @pytest.mark.parametrize("num_inputs", [1, 31, 33, 577])
-def test_one_scale_per_output_takes_any_width(library: LinearLibrary, num_inputs: int) -> None:
-    weight = random_weight(9, num_inputs, "int8_channel")
+def test_formats_without_groups_take_any_width(
+    library: LinearLibrary, format_name: str, num_inputs: int
+) -> None:
+    weight = random_matrix(9, num_inputs, format_name)
     x = random_rows(6, num_inputs)
     assert_agrees(PackedLinear(weight, library=library)(x), x, weight)
 
@@ -147,20 +189,24 @@ def test_sums_as_large_as_they_can_be_do_not_overflow(library: LinearLibrary, fo
 
 
 @pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize("format_name", ["int8_channel", "int4_group32"])
+@pytest.mark.parametrize("format_name", ["int8_channel", "int4_group32", "bfloat16"])
 def test_a_gate_works_on_the_halves(library: LinearLibrary, gate: Gate, format_name: str) -> None:
-    weight = random_weight(202, 576, format_name)
+    weight = random_matrix(202, 576, format_name)
     bias = random_rows(1, 202, seed=2)[0]
     layer = PackedLinear(weight, bias, gate=gate, team=two_threads(library), library=library)
     x = random_rows(33, 576) / 24  # what is gated is about 1
-    gates, up = reference_linear(x, weight, bias).chunk(2, dim=-1)
+    exact = (
+        linear(x, weight.float(), bias) if isinstance(weight, Tensor) else reference_linear(x, weight, bias)
+    )
+    gates, up = exact.chunk(2, dim=-1)
     activated = silu(gates) if gate == "silu" else gelu(gates, approximate="tanh")
     torch.testing.assert_close(layer(x), activated * up, rtol=1e-5, atol=1e-5)
     assert torch.equal(layer(x)[7:8], layer(x[7:8]))
 
 
-def test_a_residual_is_added_to_in_place(library: LinearLibrary) -> None:
-    layer = PackedLinear(random_weight(50, 576, "int8_group32"), team=two_threads(library), library=library)
+@pytest.mark.parametrize("format_name", ["int8_group32", "float32"])
+def test_a_residual_is_added_to_in_place(library: LinearLibrary, format_name: str) -> None:
+    layer = PackedLinear(random_matrix(50, 576, format_name), team=two_threads(library), library=library)
     x, wide = random_rows(9, 576), random_rows(9, 60, seed=3)
     before = wide.clone()
     layer.add_to(wide[:, 4:54], x)
@@ -187,6 +233,27 @@ def test_extreme_activations(library: LinearLibrary, format_name: str) -> None:
     assert torch.equal(ours[0], torch.zeros(30))
     assert ours[[4, 5, 6]].isnan().all()
     assert torch.equal(ours[7:8], layer(x[7:8]))
+
+
+@pytest.mark.parametrize("format_name", FLOATS)
+def test_float_weights_take_what_is_not_finite_as_torch_does(
+    library: LinearLibrary, format_name: str
+) -> None:
+    weight = random_floats(30, 64, seed=0).to(FLOATS[format_name])
+    weight[3, 5], weight[4, 6] = float("inf"), float("nan")
+    x = random_rows(6, 64)
+    x[1, 2], x[2, 3], x[3] = float("inf"), float("nan"), 0
+    expected = linear(x, weight.float())
+    torch.testing.assert_close(PackedLinear(weight, library=library)(x), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("format_name", NAMES)
+def test_rows_of_the_weight_come_back(library: LinearLibrary, format_name: str) -> None:
+    weight = random_matrix(101, 192, format_name)
+    indices = torch.tensor([100, 0, 47, 48, 0])
+    exact = weight.float() if isinstance(weight, Tensor) else weight.dequantized()
+    ours = PackedLinear(weight, library=library).rows(indices)
+    torch.testing.assert_close(ours, exact[indices], rtol=1e-6, atol=1e-6)
 
 
 def test_activations_keep_almost_all_their_bits() -> None:
@@ -264,6 +331,8 @@ def test_what_does_not_fit_is_named(native: LinearLibrary) -> None:
         quantize_weight(torch.full((2, 64), 1e30), "int4_group32")
     with pytest.raises(ValueError, match="multiple of 20"):
         weight_from_blocks(torch.zeros(2, 19, dtype=torch.uint8), "Q4_1")
+    with pytest.raises(ValueError, match=r"float32, bfloat16, float16 \[out, in\], not torch.int8"):
+        PackedLinear(torch.zeros(2, 64, dtype=torch.int8), library=native)
     weight = random_weight(3, 64, "int8_group32")
     with pytest.raises(ValueError, match="even number of outputs, not 3"):
         PackedLinear(weight, gate="silu", library=native)
@@ -276,6 +345,16 @@ def test_what_does_not_fit_is_named(native: LinearLibrary) -> None:
         layer(torch.zeros(64, 2).T)
     with pytest.raises(ValueError, match=r"float32 \[2, 3\]"):
         layer.add_to(torch.zeros(2, 4), torch.zeros(2, 64))
+
+
+def test_the_environment_chooses_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(build.INSTRUCTION_SET_VARIABLE, raising=False)
+    assert build.default_instruction_set() == "native"
+    monkeypatch.setenv(build.INSTRUCTION_SET_VARIABLE, "avx2")
+    assert build.built_library() == build.built_library("avx2")
+    monkeypatch.setenv(build.INSTRUCTION_SET_VARIABLE, "avx3")
+    with pytest.raises(ValueError, match="HEADRACE_CPU_ISA is 'avx3'; known: native, portable, avx2"):
+        build.built_library()
 
 
 def test_no_rows_give_no_rows(native: LinearLibrary) -> None:

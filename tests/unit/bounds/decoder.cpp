@@ -22,7 +22,7 @@ constexpr int64_t kNumBlocks = 16, kNumLayers = 2, kPositions = 32;
 // A weight of sevens in the memory that the library asks for, not a byte more.
 struct Packed {
   Packed(Team& team, int64_t num_outputs, int64_t num_inputs, Gate gate)
-      : weights{nullptr, nullptr, num_inputs, num_outputs, kInt8Group32, gate} {
+      : weights{nullptr, nullptr, num_inputs, num_outputs, WeightFormat::kInt8Group32, gate} {
     const std::vector<uint8_t> values(size_t(num_outputs * num_inputs), 7);
     const std::vector<uint16_t> scales(size_t(num_outputs * num_inputs / 32), 0x1c00);  // 2^-8
     memory.resize(size_t(headrace_linear_packed_bytes(&weights)));

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bounds.h"
+#include "linear_layout.h"
 #include "team.h"
 
 extern "C" {
@@ -24,17 +25,19 @@ int run_linear() {
   const int64_t rows[] = {0, 1, 3, 5, 17, 70, 300};
   Team team(2, 50, nullptr);
   int num_calls = 0;
-  for (int format = 0; format < 4; ++format)
+  for (int format = 0; format < 7; ++format)
     for (int64_t num_inputs : inputs)
       for (int64_t num_outputs : outputs)
         for (int gate = 0; gate < 3; ++gate) {
-          if (format != kInt8PerChannel && num_inputs % 64) continue;
-          const int64_t groups = format == kInt8PerChannel ? 1 : num_inputs / (format == kInt8Group64 ? 64 : 32);
-          const int64_t width = gate ? num_outputs / 2 : num_outputs;
-          const std::vector<uint8_t> values(num_outputs * num_inputs, 7);
-          const std::vector<uint16_t> halves(num_outputs * groups, kOne);
           const std::vector<float> channel_scales(num_outputs, 1.0f), bias(num_outputs, 1.0f);
           LinearWeights weights{nullptr, bias.data(), num_inputs, num_outputs, WeightFormat(format), Gate(gate)};
+          const Layout layout(weights);
+          const bool has_groups = layout.header_bytes > 0;
+          if (has_groups && num_inputs % 64) continue;
+          const int64_t groups = has_groups ? layout.num_segments : 1, width = gate ? num_outputs / 2 : num_outputs;
+          const int64_t value_bytes = layout.is_float ? layout.value_bits / 8 : 1;
+          const std::vector<uint8_t> values(num_outputs * num_inputs * value_bytes, 7);
+          const std::vector<uint16_t> halves(num_outputs * groups, kOne);
           std::vector<uint8_t> packed(headrace_linear_packed_bytes(&weights));
           headrace_linear_pack(&team, &weights, values.data(), halves.data(), halves.data(), channel_scales.data(),
                                packed.data());
