@@ -13,7 +13,8 @@ class Operators(Protocol):
     """Implementations agree with `kernels.reference` up to rounding.
 
     Layout of the KV cache of one layer: keys and values are each
-    `[num_blocks, num_kv_heads, block_size, head_dim]`, contiguous. Head h of a query reads KV head
+    `[num_blocks, num_kv_heads, block_size, width]`, contiguous, of float32, float16, bfloat16 or int8; how a
+    vector is rounded to them, and its width: `kernels.kv_vectors`. Head h of a query reads KV head
     `h // (num_heads // num_kv_heads)`. The last dimension of every argument has stride 1.
     """
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from kernels.attention_metadata import AttentionMetadata
+from kernels.kv_vectors import load_vectors, store_vectors
 
 
 class ReferenceOperators:
@@ -49,8 +50,8 @@ class ReferenceOperators:
         block_size = key_cache.shape[2]
         blocks = slot_mapping // block_size
         offsets = slot_mapping % block_size
-        key_cache[blocks, :, offsets] = key
-        value_cache[blocks, :, offsets] = value
+        key_cache[blocks, :, offsets] = store_vectors(key, key_cache.dtype)
+        value_cache[blocks, :, offsets] = store_vectors(value, value_cache.dtype)
 
     def paged_attention(
         self,
@@ -76,11 +77,11 @@ class ReferenceOperators:
 
 def _gather(cache: Tensor, table: Tensor, context_len: int) -> Tensor:
     """The first vectors of a sequence: float32 `[num_kv_heads, context_len, head_dim]`."""
-    _, num_kv_heads, block_size, head_dim = cache.shape
+    _, num_kv_heads, block_size, width = cache.shape
     num_blocks = -(-context_len // block_size)
-    pages = cache[table[:num_blocks].long()]  # [num_blocks, num_kv_heads, block_size, head_dim]
-    flat = pages.transpose(0, 1).reshape(num_kv_heads, num_blocks * block_size, head_dim)
-    return flat[:, :context_len].float()
+    pages = cache[table[:num_blocks].long()]  # [num_blocks, num_kv_heads, block_size, width]
+    flat = pages.transpose(0, 1).reshape(num_kv_heads, num_blocks * block_size, width)
+    return load_vectors(flat[:, :context_len])
 
 
 def _causal_attention(

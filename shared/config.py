@@ -26,6 +26,9 @@ Runner = Literal["generate", "pooling"]
 # Of weights. "int8": rounded to it, for CPUs with the dtype float32; "none": floats of `dtype`, also where
 # the file is quantised. Activations have 16 bits where weights are integers.
 Quantization = Literal["int8", "none"]
+# Of keys and values. "auto": float16 on CPUs with the dtype float32, else `dtype`; "bfloat16" goes with the
+# dtype bfloat16; "int8", with a scale for each token and head, is for CPUs.
+KVCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 Pooling = Literal["mean", "last", "cls"]  # of all tokens, of the last one, of the first one
 
 
@@ -66,6 +69,7 @@ class ModelConfig(Section):
     kv_cache_memory_bytes: int | None = Field(None, ge=1)  # None: gpu_memory_utilization of what is free
     gpu_memory_utilization: float = Field(0.3, gt=0, le=1)  # on a CPU: of the memory free at start
     num_gpu_blocks_override: int | None = Field(None, ge=1)
+    kv_cache_dtype: KVCacheDtype = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     quantization: Quantization | None = None  # None: as files have them (GGUF's blocks, on CPUs), or `dtype`
     weight_cache: bool = True  # keep what was packed for this processor on disk, beside the model if possible
@@ -109,6 +113,14 @@ class ModelConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _kv_cache_dtype_goes_with_the_rest(self) -> ModelConfig:
+        if self.kv_cache_dtype == "int8" and self.device != "cpu":
+            raise ValueError("kv_cache_dtype int8 is for the device cpu")
+        if self.kv_cache_dtype == "bfloat16" and self.dtype != "bfloat16":
+            raise ValueError("kv_cache_dtype bfloat16 is for the dtype bfloat16")
+        return self
+
+    @model_validator(mode="after")
     def _kv_events_have_somewhere_to_go(self) -> ModelConfig:
         endpoints = (self.kv_events_endpoint, self.kv_events_replay_endpoint)
         if self.kv_events_endpoint is None and self.kv_events_replay_endpoint is not None:
@@ -123,6 +135,7 @@ _OF_GENERATION_ONLY = (
     "kv_cache_memory_bytes",
     "gpu_memory_utilization",
     "num_gpu_blocks_override",
+    "kv_cache_dtype",
     "async_scheduling",
     "long_prefill_token_threshold",
     "target_itl_ms",

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 
 from pydantic import ValidationError
 
-from shared.config import ModelConfig, Pooling, Quantization, Runner
+from shared.config import KVCacheDtype, ModelConfig, Pooling, Quantization, Runner
 from shared.errors import ConfigError
 
 
@@ -24,6 +24,7 @@ class ModelOptions(TypedDict, total=False):
     kv_cache_memory_bytes: int | None
     gpu_memory_utilization: float
     num_gpu_blocks_override: int | None
+    kv_cache_dtype: KVCacheDtype
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"]
     quantization: Quantization | None
     weight_cache: bool

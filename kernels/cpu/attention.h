@@ -1,7 +1,9 @@
 // Shapes and strides (in floats) of one call of paged attention; see kernels/operators.py.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "paged_cache.h"
@@ -24,15 +26,31 @@ struct PagedAttention {
   float softcap;  // scores become softcap * tanh(score / softcap); 0: they stay
 };
 
+// Some query tokens of a sequence, for all heads that share a KV head.
 struct AttentionItem {
   int sequence;
   int kv_head;
   int first_row;  // of the sequence's query tokens in this step
   int num_rows;
+  int split;  // index into `AttentionItems::splits`; -1: of all its keys
+  int part;   // of the keys, if it is one of a split
 };
 
-// The work of a call, the same for every layer of a step.
-std::vector<AttentionItem> attention_items(const PagedAttention& call);
+// An item whose parts of keys are items of their own.
+struct AttentionSplit {
+  int num_parts;
+  size_t first_float;  // of its parts' sums
+};
 
-// `items` are those of `call`.
-void paged_attention(Team& team, const PagedAttention& call, const std::vector<AttentionItem>& items);
+// The work of a call, the same for every layer of a step, whatever its window is.
+struct AttentionItems {
+  std::vector<AttentionItem> items;
+  std::vector<AttentionSplit> splits;
+  std::unique_ptr<float[]> sums;                 // of the parts of splits
+  std::unique_ptr<std::atomic<int>[]> num_left;  // of each split: parts that are not done yet
+};
+
+AttentionItems attention_items(const PagedAttention& call);
+
+// `items` are those of `call`, and of one call at a time.
+void paged_attention(Team& team, const PagedAttention& call, const AttentionItems& items);

@@ -169,7 +169,7 @@ class Step {
   const int64_t head_dim_, query_width_, kv_width_, qkv_width_;
   float *residual_, *qkv_, *attended_, *wanted_attended_, *wanted_residual_, *gated_, *change_;
   LinearScratch& scratch_;
-  std::vector<AttentionItem> items_;
+  AttentionItems items_;
 };
 
 }  // namespace

@@ -100,7 +100,7 @@ void headrace_paged_attention(Team* team, const float* query, int64_t query_stri
                               float scale, float softcap) {
   const PagedAttention call{query,      query_stride, *cache,   output, query_start, context_lens, block_tables,
                             max_blocks, num_seqs,     num_heads, window, scale,       softcap};
-  const std::vector<AttentionItem> items = attention_items(call);
+  const AttentionItems items = attention_items(call);
   paged_attention(*team, call, items);
 }
 

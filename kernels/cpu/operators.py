@@ -34,9 +34,10 @@ class CpuOperators:
 
     name = "cpu"
 
-    def __init__(self, num_threads: int = 1) -> None:
+    def __init__(self, num_threads: int = 1, *, instruction_set: str | None = None) -> None:
+        """`instruction_set`: as for `kernels.cpu.build.built_library`."""
         self._reference = ReferenceOperators()
-        library = loaded_library(built_library())
+        library = loaded_library(built_library(instruction_set))
         self.team = Team(num_threads, library=library)
         """Of all that computes for the same model: it is idle while another part of a step runs."""
         for name, signature in _SIGNATURES.items():
@@ -124,7 +125,7 @@ class CpuOperators:
     def write_kv(
         self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        if key.dtype != torch.float32:
+        if key.dtype != torch.float32 or not PagedCache.takes(key_cache):
             return self._reference.write_kv(key, value, key_cache, value_cache, slot_mapping)
         self._write_kv(
             key.data_ptr(),
@@ -148,7 +149,7 @@ class CpuOperators:
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        if query.dtype != torch.float32:
+        if query.dtype != torch.float32 or not PagedCache.takes(key_cache):
             return self._reference.paged_attention(
                 query, key_cache, value_cache, metadata, scale, window=window, softcap=softcap
             )

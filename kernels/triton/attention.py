@@ -17,7 +17,7 @@ _MIN_ROWS = 16  # tl.dot wants at least 16 rows
 def _paged_attention_kernel(
     output,  # [num_tokens, num_heads, head_dim], contiguous
     query,  # [num_tokens, num_heads, head_dim], heads contiguous
-    keys,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    keys,  # [num_blocks, num_kv_heads, block_size, head_dim], of floats
     values,
     query_start,  # int32 [num_seqs + 1]
     context_lens,  # int32 [num_seqs]
@@ -85,9 +85,9 @@ def _paged_attention_kernel(
         ).to(tl.int64)
         offset = ((block * num_kv_heads + kv_head) * block_size + key_position % block_size) * head_dim
         key_mask = is_key[:, None] & is_dim[None, :]
-        k = tl.load(keys + offset[:, None] + dims[None, :], mask=key_mask, other=0.0)
+        k = tl.load(keys + offset[:, None] + dims[None, :], mask=key_mask, other=0.0).to(q.dtype)
         # Slots past the context may hold NaN, so they must be read as 0, not weighted by 0.
-        v = tl.load(values + offset[:, None] + dims[None, :], mask=key_mask, other=0.0)
+        v = tl.load(values + offset[:, None] + dims[None, :], mask=key_mask, other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if has_softcap:
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # tanh
@@ -119,7 +119,9 @@ def paged_attention(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """Contract: `kernels.operators.Operators.paged_attention`."""
+    """Contract: `kernels.operators.Operators.paged_attention`. Raises ValueError for a cache in int8."""
+    if key_cache.dtype == torch.int8:
+        raise ValueError("attention in Triton has no KV cache in int8")
     num_tokens, num_heads, head_dim = query.shape
     _, num_kv_heads, block_size, _ = key_cache.shape
     group = num_heads // num_kv_heads

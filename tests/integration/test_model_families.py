@@ -196,7 +196,12 @@ def run(
     **changes: Any,
 ) -> list[tuple[Sequence, torch.Tensor]]:
     """All prompts in one batch, greedily; the logits that gave each output token, `[NUM_TOKENS, vocab]`."""
-    settings = {"max_num_seqs": 4, "num_gpu_blocks_override": 40, "max_model_len": MAX_LEN} | changes
+    settings = {
+        "max_num_seqs": 4,
+        "num_gpu_blocks_override": 40,
+        "max_model_len": MAX_LEN,
+        "kv_cache_dtype": "float32",
+    } | changes
     config = ModelConfig(name="tiny", source="unused", **settings)
     runner = ModelRunner(config, loaded, num_threads=2, back_end=back_end)
     if not is_native:

@@ -110,7 +110,13 @@ def test_logits_of_a_random_model_equal_those_of_transformers(
     model = write_tiny_llama(tmp_path, **changes)
     if "shard_size" in changes:
         assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    config = ModelConfig(name="tiny", source=str(tmp_path), max_num_seqs=4, num_gpu_blocks_override=64)
+    config = ModelConfig(
+        name="tiny",
+        source=str(tmp_path),
+        max_num_seqs=4,
+        num_gpu_blocks_override=64,
+        kv_cache_dtype="float32",
+    )
     runner = ModelRunner(config, load_model(config), num_threads=1)
     seen: list[torch.Tensor] = []
     keep_logits(runner, seen)

@@ -70,7 +70,13 @@ def formats_of(path: Path, **options: Any) -> dict[str, str]:
 
 def logprobs_of(path: Path, quantization: Quantization | None) -> torch.Tensor:
     """Of the prompts' tokens and of those that follow: everything that a model says goes into them."""
-    with LLM(str(path), quantization=quantization, max_model_len=64, num_gpu_blocks_override=32) as llm:
+    with LLM(
+        str(path),
+        quantization=quantization,
+        max_model_len=64,
+        num_gpu_blocks_override=32,
+        kv_cache_dtype="float32",
+    ) as llm:
         params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=1, prompt_logprobs=1, ignore_eos=True)
         found: list[float] = []
         for prompt, output in zip(PROMPTS, llm.generate(PROMPTS, params, use_tqdm=False), strict=True):

@@ -37,6 +37,16 @@ for block_size in (1, 16, 20):
                 ours = triton.paged_attention(*arguments, **options)
                 theirs = reference.paged_attention(*arguments, **options)
                 torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+halves = make_batch([1, 9], [30, 40], block_size=16, num_heads=4, num_kv_heads=2, head_dim=24,
+                    dtype=torch.float16)
+arguments = (halves.query, halves.keys, halves.values, halves.metadata, halves.scale)
+torch.testing.assert_close(triton.paged_attention(*arguments), reference.paged_attention(*arguments),
+                           atol=2e-5, rtol=1e-4)
+try:
+    triton.paged_attention(halves.query, halves.keys.to(torch.int8), halves.values, *arguments[3:])
+    raise SystemExit("a cache in int8 was taken")
+except ValueError:
+    pass
 for width in (576, 40):
     x, residual, weight = torch.randn(5, width), torch.randn(5, width), torch.randn(width)
     torch.testing.assert_close(triton.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine_service.free_memory import available_bytes, container_headroom_bytes
-from engine_service.kv_cache import bytes_per_block, plan_num_blocks
+from engine_service.kv_cache import allocate_kv_cache, bytes_per_block, copy_blocks, plan_num_blocks
 from engine_service.loaders.load import load_model
 from engine_service.loaders.loaded_model import LoadedModel
 from engine_service.model_runner import ModelRunner
 from engine_service.openmp import bound_openmp_spinning
 from engine_service.runner import Runner
+from engine_service.sequence import BlockCopy, BlockId
 from kernels.cpu.operators import CpuOperators
-from shared.config import ModelConfig
+from shared.config import ModelConfig, parse_config
 from shared.errors import ConfigError
 from shared.sampling import SamplingParams
 from tests.hand_scheduling import make_sequence, run_step, run_to_end
@@ -41,7 +43,13 @@ def loaded(directory: Path) -> LoadedModel:
 def config_for(source: Path | str, **changes: Any) -> ModelConfig:
     return ModelConfig(
         **(
-            {"name": "tiny", "source": str(source), "max_num_seqs": 8, "num_gpu_blocks_override": 64}
+            {
+                "name": "tiny",
+                "source": str(source),
+                "max_num_seqs": 8,
+                "num_gpu_blocks_override": 64,
+                "kv_cache_dtype": "float32",
+            }
             | changes
         )
     )
@@ -147,12 +155,10 @@ def test_more_context_than_was_trained_is_refused(loaded: LoadedModel) -> None:
 def test_the_size_of_the_cache_is_logged(loaded: LoadedModel, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         runner_for(loaded, max_model_len=100)  # 7 blocks per request
-    assert "KV cache: 64 blocks = 1024 tokens; 9 requests of full length" in caplog.messages
+    assert "KV cache in float32: 64 blocks = 1024 tokens; 9 requests of full length" in caplog.messages
 
 
 def test_the_budget_gives_whole_blocks_and_no_more_than_can_be_used(loaded: LoadedModel) -> None:
-    import torch
-
     spec = loaded.spec
     block = bytes_per_block(spec, 16, torch.float32)
     assert block == 2 * 2 * 2 * 16 * 16 * 4  # k and v, layers, KV heads, tokens, head_dim, bytes
@@ -165,6 +171,54 @@ def test_the_budget_gives_whole_blocks_and_no_more_than_can_be_used(loaded: Load
     assert blocks(free_bytes=40 * block, gpu_memory_utilization=0.5) == 20
     assert blocks(free_bytes=2**40, max_num_seqs=3) == 3 * 7
     assert blocks(num_gpu_blocks_override=1000) == 1000
+
+
+@pytest.mark.parametrize(("name", "head_bytes"), [("auto", 32), ("float32", 64), ("int8", 20)])
+def test_fewer_bytes_of_a_number_give_more_blocks(loaded: LoadedModel, name: str, head_bytes: int) -> None:
+    """A scale stands behind each vector of int8."""
+    config = config_for(
+        "unused", kv_cache_dtype=name, num_gpu_blocks_override=None, kv_cache_memory_bytes=2**20
+    )
+    block = 2 * 2 * 2 * 16 * head_bytes  # k and v, layers, KV heads, tokens
+    assert plan_num_blocks(config, loaded.spec, 100, free_bytes=0) == min(2**20 // block, 8 * 7)
+    cache = allocate_kv_cache(config, loaded.spec, 100, torch.device("cpu"))
+    assert sum(tensor.nbytes for tensor in (*cache.keys, *cache.values)) == cache.num_blocks * block
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "int8"])
+def test_a_copied_block_has_all_of_the_other_one(loaded: LoadedModel, name: str) -> None:
+    config = config_for("unused", kv_cache_dtype=name)
+    cache = allocate_kv_cache(config, loaded.spec, 100, torch.device("cpu"))
+    for tensor in (*cache.keys, *cache.values):
+        tensor.copy_(torch.randint(-100, 100, tensor.shape))
+    before = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
+    copy_blocks(cache, [BlockCopy(BlockId(3), BlockId(5)), BlockCopy(BlockId(5), BlockId(1))])
+    for tensor, old in zip((*cache.keys, *cache.values), before, strict=True):
+        assert torch.equal(tensor[5], old[3])
+        assert torch.equal(tensor[1], old[3])
+        assert torch.equal(tensor[6:], old[6:])
+
+
+@pytest.mark.parametrize("name", ["float16", "int8"])
+def test_back_ends_agree_on_a_rounded_cache(loaded: LoadedModel, name: str) -> None:
+    plain = outputs(runner_for(loaded, kv_cache_dtype=name, back_end="reference"), chunk=5, temperature=0.0)
+    assert outputs(runner_for(loaded, kv_cache_dtype=name), chunk=100, temperature=0.0) == plain
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"kv_cache_dtype": "int8", "device": "cuda"}, "int8 is for the device cpu"),
+        ({"kv_cache_dtype": "bfloat16"}, "bfloat16 is for the dtype bfloat16"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype: "),
+        ({"kv_cache_dtype": "int8", "runner": "pooling"}, "kv_cache_dtype has no meaning"),
+    ],
+)
+def test_a_cache_type_that_does_not_go_with_the_rest_is_refused(
+    changes: dict[str, str], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        parse_config({"models": [{"name": "tiny", "source": "unused", **changes}]})
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,12 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config_for(path: Path | str, **changes: Any) -> ModelConfig:
-    options: dict[str, Any] = {"max_num_seqs": 4, "num_gpu_blocks_override": 64, "num_threads": 1}
+    options: dict[str, Any] = {
+        "max_num_seqs": 4,
+        "num_gpu_blocks_override": 64,
+        "num_threads": 1,
+        "kv_cache_dtype": "float32",
+    }
     return ModelConfig(name="tiny", source=str(path), **(options | changes))
 
 

@@ -2,6 +2,7 @@
 // sanitizers that all this is compiled with (tests/unit/test_kernel_bounds.py). Each returns how many calls it made.
 #pragma once
 
+int run_attention();
 int run_decoder();
 int run_linear();
 int run_sampling();
