@@ -50,6 +50,11 @@ class EmbeddingRunner:
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._model = _text_model(config, model, self.max_model_len, num_threads)
 
+    @property
+    def is_native(self) -> bool:
+        """Whether the C++ kernels, with threads of their own, compute the layers."""
+        return isinstance(self._model, _WholeTexts) and self._model.is_native
+
     @torch.inference_mode()
     def embed(self, batch: Sequence[Sequence[int]]) -> Tensor:
         """One vector per text, in order: float32 `[len(batch), dim]` on the CPU; `[0, 0]` for no texts.
@@ -129,6 +134,10 @@ class _WholeTexts:
         self._block_size = block_size
         self._dtype = dtype
         self._device = device
+
+    @property
+    def is_native(self) -> bool:
+        return self._decoder.is_native
 
     def hidden_states(self, batch: list[list[int]], rows: Tensor) -> Tensor:
         lengths = [len(tokens) for tokens in batch]

@@ -137,6 +137,8 @@ def load_served_embedder(config: ModelConfig) -> ServedEmbedder:
     use_threads(num_threads)
     loaded = load_embedder(config, num_threads)
     runner = EmbeddingRunner(config, loaded, num_threads=num_threads)
+    if runner.is_native:
+        use_threads(1)
     card = make_card(
         config,
         architecture=loaded.architecture,

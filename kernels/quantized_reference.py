@@ -1,8 +1,9 @@
 """Quantised weights, and the exact arithmetic of a linear layer with them, in plain torch: the C++'s oracle.
 
 A weight is integers with scales, one per output or one per output and group of inputs, and in the 4-bit
-format minimums: `w = scale * q + minimum`. Activations become 16-bit integers with one scale per row, at each
-call. Products are summed exactly within a group; sums of groups and what follows are floats.
+format minimums: `w = scale * q + minimum`. Activations become integers at each call, with one scale per row:
+of 16 bits, or, for 4-bit weights, of 8 bits times a factor that a group of inputs shares. Products are summed
+exactly within a group; sums of groups and what follows are floats.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import torch
 from torch import Tensor
 
 LARGEST_ACTIVATION = 32767.0
+LARGEST_BYTE = 127.0
+LARGEST_FACTOR = 32767.0
+ACTIVATION_GROUP = 32
 SMALLEST_MAGNITUDE = 2.0**-100
 """A row of activations with nothing larger counts as zeros: its scale's inverse would not be finite."""
 
@@ -32,6 +36,7 @@ FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
         each.name: each
         for each in (
             WeightFormat("int8_channel", None, has_minimums=False),
+            WeightFormat("int8_group16", 16, has_minimums=False),
             WeightFormat("int8_group32", 32, has_minimums=False),
             WeightFormat("int8_group64", 64, has_minimums=False),
             WeightFormat("int4_group32", 32, has_minimums=True),
@@ -174,21 +179,35 @@ def _check_range(*factors: Tensor) -> None:
         raise ValueError("the weight holds a number that is not finite or too large for a 16-bit scale")
 
 
-def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
-    """int64 `[num_rows, num_inputs]`, and float32 scales `[num_rows]`: NaN for rows that are not finite."""
-    largest = x.abs().amax(-1)
-    is_finite = x.isfinite().all(-1)
+def quantize_activations(x: Tensor, bits: int = 16) -> tuple[Tensor, Tensor]:
+    """int64 `[num_rows, num_inputs]`, and float32 scales `[num_rows]`: NaN for rows that are not finite.
+
+    With 8 bits they are integers of 8 bits times factors of 15 bits, of which each group of 32 has one.
+    """
+    largest = x.abs().amax(-1, keepdim=True)
+    is_finite = x.isfinite().all(-1, keepdim=True)
     is_usable = is_finite & (largest >= SMALLEST_MAGNITUDE)
-    # A number divided by a tensor is the inverse times the number in torch, which rounds twice.
-    factors = torch.where(is_usable, torch.tensor(LARGEST_ACTIVATION) / largest, 0)
-    values = (x * factors[:, None]).where(is_usable[:, None], 0).round()
-    scales = torch.where(is_usable, largest / LARGEST_ACTIVATION, 0).where(is_finite, torch.nan)
-    return values.long(), scales
+    usable = x.where(is_usable, 0)
+    if bits == 8:
+        scales = torch.where(is_usable, largest / (LARGEST_BYTE * LARGEST_FACTOR), 0)
+        groups = usable.view(len(x), -1, ACTIVATION_GROUP)
+        shares = groups.abs().amax(-1, keepdim=True) / largest.where(is_usable, 1)[:, None]
+        group_factors = (shares * LARGEST_FACTOR).ceil().clamp_min(1)
+        # A number divided by a tensor is the inverse times the number in torch, which rounds twice.
+        inverses = torch.tensor(1.0) / (group_factors * scales[:, None]).where(is_usable[:, None], 1)
+        values = ((groups * inverses).round() * group_factors).view(x.shape)
+    else:
+        scales = torch.where(is_usable, largest / LARGEST_ACTIVATION, 0)
+        factors = torch.where(is_usable, torch.tensor(LARGEST_ACTIVATION) / largest, 0)
+        values = (usable * factors).round()
+    return values.long(), scales.where(is_finite, torch.nan)[:, 0]
 
 
-def reference_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+def reference_linear(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, activation_bits: int = 16
+) -> Tensor:
     """float32 `[num_rows, num_outputs]` of float32 `[num_rows, num_inputs]`; floats are summed in float64."""
-    values, scales = quantize_activations(x)
+    values, scales = quantize_activations(x, activation_bits)
     groups = weight.scales.shape[1]
     grouped = values.view(len(x), groups, -1).double()  # exact: sums stay far below 2^53
     integers = weight.values.view(weight.num_outputs, groups, -1).double()

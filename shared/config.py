@@ -24,11 +24,14 @@ Priority = Literal["interactive", "standard", "batch"]
 OnRedisFailure = Literal["fail_open", "fail_closed"]
 Runner = Literal["generate", "pooling"]
 # Of weights. "int8": rounded to it, for CPUs with the dtype float32; "none": floats of `dtype`, also where
-# the file is quantised. Activations have 16 bits where weights are integers.
+# the file is quantised.
 Quantization = Literal["int8", "none"]
 # Of keys and values. "auto": float16 on CPUs with the dtype float32, else `dtype`; "bfloat16" goes with the
 # dtype bfloat16; "int8", with a scale for each token and head, is for CPUs.
 KVCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "int8"]
+# What activations are rounded to where they meet quantised weights, on CPUs. "auto": int8, in groups of 32,
+# with 4-bit weights, int16 with those of 8 bits; "int16": with all.
+ActivationDtype = Literal["auto", "int16"]
 Pooling = Literal["mean", "last", "cls"]  # of all tokens, of the last one, of the first one
 
 
@@ -63,7 +66,8 @@ class ModelConfig(Section):
     engines: int = Field(1, ge=0, le=64)
     max_model_len: int | None = Field(None, ge=1)  # None: what the model was trained for
     max_num_seqs: int = Field(64, ge=1, le=4096)
-    max_num_batched_tokens: int = Field(512, ge=1)
+    # Of a step; on GPUs 2048. Who comes while a CPU computes one waits for its end.
+    max_num_batched_tokens: int = Field(256, ge=1)
     block_size: int = Field(16, ge=1, le=256)
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = Field(None, ge=1)  # None: gpu_memory_utilization of what is free
@@ -72,6 +76,7 @@ class ModelConfig(Section):
     kv_cache_dtype: KVCacheDtype = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     quantization: Quantization | None = None  # None: as files have them (GGUF's blocks, on CPUs), or `dtype`
+    activation_dtype: ActivationDtype = "auto"
     weight_cache: bool = True  # keep what was packed for this processor on disk, beside the model if possible
     seed: int = Field(0, ge=0)
     num_threads: int | None = Field(None, ge=1)  # None: the cores, divided by the engines
@@ -96,6 +101,12 @@ class ModelConfig(Section):
     pooling: Pooling | None = None  # None: what the model's files declare, else "last" of decoders or "mean"
     normalize: bool = True  # vectors of length 1
     is_matryoshka: bool | None = None  # whether clients may shorten vectors; None: what the files declare
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_fit_the_device(cls, given: Any) -> Any:
+        is_gpu = isinstance(given, dict) and given.get("device", "cpu") != "cpu"
+        return {"max_num_batched_tokens": 2048, **given} if is_gpu else given
 
     @model_validator(mode="after")
     def _has_only_options_of_its_runner(self) -> ModelConfig:

@@ -15,7 +15,8 @@ from gguf import (
     GGUFWriter,
     get_tensor_name_map,
 )
-from gguf.quants import quantize
+
+from tests.k_quants import quantize_any
 
 _ARCHITECTURES = {
     "llama": MODEL_ARCH.LLAMA,
@@ -65,7 +66,7 @@ def write_gguf(
         stored = GGMLQuantizationType.F32
         if values.ndim == 2:
             stored = kind if isinstance(kind, GGMLQuantizationType) else kind(stored_name)
-        writer.add_tensor(f"{stored_name}.{suffix}", quantize(values, stored), raw_dtype=stored)
+        writer.add_tensor(f"{stored_name}.{suffix}", quantize_any(values, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -30,7 +30,9 @@ def load_model(config: ModelConfig, num_threads: int = 1) -> LoadedModel:
     started_s = time.monotonic()
     files = resolve_source(config.source)
     form = select_form(config, num_threads)
-    cache = WeightCache(files, form) if config.weight_cache and isinstance(form, PackedForm) else None
+    cache = None
+    if config.weight_cache and isinstance(form, PackedForm) and form.keeps_blocks:  # of floats none is kept
+        cache = WeightCache(files, form)
     loaded = cache.load() if cache is not None else None
     is_cached = loaded is not None
     try:

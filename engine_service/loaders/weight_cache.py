@@ -34,10 +34,10 @@ from engine_service.loaders.weight_file import (
 from engine_service.model_source import ModelFiles
 from engine_service.models import spec as spec_module
 from engine_service.models.spec import DecoderSpec
-from engine_service.models.weight_form import Matrix, PackedForm
+from engine_service.models.weight_form import Matrix, PackedForm, PackedStack
 from engine_service.models.weights import DecoderWeights, ExpertWeights, LayerWeights
 from kernels.cpu.build import cpu_model, user_cache_folder
-from kernels.cpu.packed_linear import PackedWeight, layout_signature
+from kernels.cpu.packed_linear import PACKED_FORMATS, PackedWeight, layout_signature
 from kernels.quantized_reference import FORMATS
 from shared.text_bundle import TextBundle
 
@@ -99,13 +99,18 @@ class WeightCache:
         return None
 
     def store(self, loaded: LoadedModel) -> None:
-        """Does nothing for a model of which nothing is packed, and where no folder can be written."""
+        """Does nothing for a model of which nothing is quantised, and where no folder can be written.
+
+        Floats are packed about as fast as files are read: one as large as the model would save nothing.
+        """
         weights = loaded.weights
         if not isinstance(weights, DecoderWeights) or not isinstance(loaded.spec, DecoderSpec):
             return
-        matrices = dict(_named_matrices(weights))
+        matrices, stacks = _matrices_and_stacks(weights)
         packed = {name: matrix for name, matrix in matrices.items() if isinstance(matrix, PackedWeight)}
-        if not packed or _identity(self._sources) != self._identity:  # or replaced while they were read
+        if not any(weight.format.name in FORMATS for weight in packed.values()):
+            return
+        if _identity(self._sources) != self._identity:  # replaced while they were read
             return
         tensors = {
             name: matrix.packed if isinstance(matrix, PackedWeight) else matrix
@@ -123,6 +128,7 @@ class WeightCache:
                 name: [weight.format.name, weight.num_outputs, weight.num_inputs, weight.is_gated]
                 for name, weight in packed.items()
             },
+            "stacks": stacks,
         }
         if _identity(self._sources) != self._identity:  # replaced while it was hashed
             return
@@ -216,6 +222,19 @@ def _hash(content: bytes) -> str:
 # -------------------------------------------------------------------------- weights and names
 
 
+def _matrices_and_stacks(weights: DecoderWeights) -> tuple[dict[str, Tensor | PackedWeight], dict[str, int]]:
+    """By name; those in a stack as `name.number`, and how many a stack has."""
+    matrices: dict[str, Tensor | PackedWeight] = {}
+    stacks: dict[str, int] = {}
+    for name, matrix in _named_matrices(weights):
+        if isinstance(matrix, PackedStack):
+            stacks[name] = len(matrix.parts)
+            matrices |= {f"{name}.{number}": part for number, part in enumerate(matrix.parts)}
+        else:
+            matrices[name] = matrix
+    return matrices, stacks
+
+
 def _named_matrices(weights: DecoderWeights) -> Iterator[tuple[str, Matrix]]:
     yield "embedding", weights.embedding
     yield "norm", weights.norm
@@ -239,11 +258,13 @@ def _unpacked(header: WeightFileHeader, tensors: dict[str, Tensor]) -> LoadedMod
     try:
         text_bundle = msgspec.msgpack.decode(bytes(tensors.pop(_TEXT_BUNDLE).numpy()), type=TextBundle)
         spec = _decoded(header.record["spec"])
-        matrices: dict[str, Matrix] = dict(tensors)
+        matrices: dict[str, Any] = dict(tensors)
         for name, (format_name, num_outputs, num_inputs, is_gated) in header.record["packed"].items():
             matrices[name] = PackedWeight(
-                FORMATS[format_name], num_outputs, num_inputs, is_gated, tensors[name]
+                PACKED_FORMATS[format_name], num_outputs, num_inputs, is_gated, tensors[name]
             )
+        for name, num_parts in header.record["stacks"].items():
+            matrices[name] = PackedStack(tuple(matrices[f"{name}.{number}"] for number in range(num_parts)))
         weights = _weights(spec, matrices)
     except Exception as error:  # whatever a record of somebody else makes of this
         raise WeightFileError(f"its record does not fit ({type(error).__name__}: {error})") from error

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from engine_service.models.weight_form import Matrix
-from kernels.cpu.packed_linear import LinearLibrary, PackedLinear, PackedWeight
+from kernels.cpu.packed_linear import ActivationBits, LinearLibrary, PackedLinear, PackedWeight
 from kernels.cpu.team import Team
 from kernels.operators import Operators
 from shared.config import ModelConfig
@@ -70,34 +71,65 @@ class _Dense:
         return linear(x, self.weight, self.bias)
 
 
-class CpuLinears(DenseLinears):
-    """Packed matrices by the C++ kernels, with 16-bit activations (kernels/quantized_reference.py)."""
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Layers of one input, whose results become one row."""
 
-    def __init__(self, operators: Operators) -> None:
+    layers: tuple[PackedLinear, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([layer(x) for layer in self.layers], dim=-1)
+
+
+class CpuLinears(DenseLinears):
+    """Packed matrices by the C++ kernels, with integer activations (kernels/quantized_reference.py).
+
+    `activation_bits`: with 4-bit weights; with those of 8 bits, activations have 16.
+    """
+
+    def __init__(self, operators: Operators, activation_bits: ActivationBits) -> None:
         super().__init__(operators)
+        self._activation_bits = activation_bits
         self._library: LinearLibrary | None = None  # built where there is something packed
         self._team: Team | None = getattr(operators, "team", None)
 
     def plain(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
         if isinstance(weight, Tensor):
             return super().plain(weight, bias)
-        return self._packed(weight, bias)
+        if isinstance(weight, PackedWeight):
+            return self._packed(weight, bias)
+        widths = [part.num_outputs for part in weight.parts]
+        biases = [None] * len(widths) if bias is None else torch.split(bias, widths)
+        return SideBySide(tuple(map(self._packed, weight.parts, biases)))
 
     def gated(self, weight: Matrix, bias: Tensor | None, activation: Activation) -> Linear:
         if isinstance(weight, Tensor):
             return super().gated(weight, bias, activation)
+        assert isinstance(weight, PackedWeight), "gate and up have one format"
         return self._packed(weight, bias, activation)
 
     def lookup(self, weight: Matrix) -> Lookup:
-        return super().lookup(weight) if isinstance(weight, Tensor) else self._packed(weight).rows
+        if isinstance(weight, Tensor):
+            return super().lookup(weight)
+        assert isinstance(weight, PackedWeight), "an embedding has one format"
+        return self._packed(weight).rows
 
     def _packed(
         self, weight: PackedWeight, bias: Tensor | None = None, activation: Activation | None = None
     ) -> PackedLinear:
         self._library = self._library or LinearLibrary()
-        return PackedLinear(weight, bias, gate=activation, team=self._team, library=self._library)
+        return PackedLinear(
+            weight,
+            bias,
+            gate=activation,
+            activation_bits=self._activation_bits,
+            team=self._team,
+            library=self._library,
+        )
 
 
 def select_linears(config: ModelConfig, operators: Operators) -> Linears | None:
     """What multiplies with weights of whatever form `select_form` has chosen; None: torch."""
-    return CpuLinears(operators) if config.device == "cpu" else None
+    if config.device != "cpu":
+        return None
+    return CpuLinears(operators, 16 if config.activation_dtype == "int16" else 8)

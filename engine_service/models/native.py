@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine_service.models.linear import SideBySide
 from engine_service.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from kernels.cpu.native_decoder import NativeDecoder, NativeLayer
 from kernels.cpu.operators import CpuOperators
@@ -48,16 +49,18 @@ def native_decoder(
 def _native_layer(
     layer: DecoderLayer, spec: LayerSpec, tables: Mapping[RopeSpec, tuple[Tensor, Tensor]]
 ) -> NativeLayer | None:
-    qkv, attention_output, gated, down = layer.qkv, layer.attention_output, layer.gated, layer.down
+    attention_output, gated, down = layer.attention_output, layer.gated, layer.down
+    qkv = layer.qkv.layers if isinstance(layer.qkv, SideBySide) else (layer.qkv,)
+    packed_qkv = tuple(part for part in qkv if isinstance(part, PackedLinear))
     if not (
-        isinstance(qkv, PackedLinear)
+        len(packed_qkv) == len(qkv)
         and isinstance(attention_output, PackedLinear)
         and isinstance(gated, PackedLinear)
         and isinstance(down, PackedLinear)
     ):
         return None
     return NativeLayer(
-        qkv=qkv,
+        qkv=packed_qkv,
         attention_output=attention_output,
         gated=gated,
         down=down,

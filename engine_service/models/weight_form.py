@@ -21,7 +21,24 @@ _LOG = logging.getLogger(__name__)
 
 StoredMatrix = Tensor | QuantizedWeight
 """`[out, in]`, as a file has it."""
-Matrix = Tensor | PackedWeight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedStack:
+    """q, k and v where a file has them in several formats: packed parts, one below the other."""
+
+    parts: tuple[PackedWeight, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.num_outputs for part in self.parts), self.parts[0].num_inputs
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+Matrix = Tensor | PackedWeight | PackedStack
 """`[out, in]`, as a model computes with it."""
 
 
@@ -39,7 +56,7 @@ class WeightForm(Protocol):
         """Whether quantised matrices are wanted as they are. Otherwise `matrix` gets floats only."""
 
     def matrix(self, name: str, parts: Sequence[StoredMatrix], *, is_gated: bool) -> Matrix:
-        """The parts as one matrix, one below the other. Floats are of `dtype`, and come in one part.
+        """The parts as one matrix, one below the other. Floats are of `dtype`, no two of them neighbours.
 
         `is_gated`: for a layer with a gate, whose halves are gate and up. `name` is for the log.
         """
@@ -66,49 +83,57 @@ class FloatForm:
 
 @dataclass(frozen=True, slots=True)
 class PackedForm:
-    """Packed for the C++ kernels: blocks as a file has them, or, with `rounds`, everything in int8."""
+    """Packed for the C++ kernels: blocks and floats as a file has them, all in int8, or all in float32."""
 
     library: LinearLibrary
     team: Team
-    rounds: bool
+    rounds: bool = False
+    keeps_blocks: bool = True
     dtype: torch.dtype = torch.float32
     _memory: WeightMemory = field(default_factory=WeightMemory)
 
-    @property
-    def keeps_blocks(self) -> bool:
-        return True
-
     def matrix(self, name: str, parts: Sequence[StoredMatrix], *, is_gated: bool) -> Matrix:
-        weight = _rounded(parts) if self.rounds else _in_one_piece(name, parts)
-        if isinstance(weight, Tensor):
-            return weight
-        return pack_weight(
-            weight, is_gated=is_gated, team=self.team, memory=self._memory, library=self.library
-        )
+        pieces = [_rounded(parts)] if self.rounds else _pieces(parts)
+        if is_gated and len(pieces) > 1:  # rows of both lie side by side, which takes one format
+            _LOG.info("%s is kept in float32: its halves are stored in different formats", name)
+            pieces = [_floats(pieces)]
+        packed = [
+            pack_weight(piece, is_gated=is_gated, team=self.team, memory=self._memory, library=self.library)
+            for piece in pieces
+        ]
+        return packed[0] if len(packed) == 1 else PackedStack(tuple(packed))
 
 
 def select_form(config: ModelConfig, num_threads: int) -> WeightForm:
     """As `config.quantization` says, as far as this machine can; whoever selects the operators warns."""
     dtype: torch.dtype = getattr(torch, config.dtype)
     rounds = config.quantization == "int8"
-    if config.quantization == "none" or config.device != "cpu" or dtype != torch.float32:
+    if config.device != "cpu" or dtype != torch.float32:
         return FloatForm(dtype)
     try:
         library = LinearLibrary()
     except BackEndUnavailable:
         return FloatForm(dtype, rounds)
-    return PackedForm(library, Team(num_threads, library=library.library), rounds)
+    keeps_blocks = config.quantization != "none"
+    return PackedForm(library, Team(num_threads, library=library.library), rounds, keeps_blocks)
 
 
-def _in_one_piece(name: str, parts: Sequence[StoredMatrix]) -> StoredMatrix:
-    """Exactly what the parts are: quantised where they have a format in common."""
-    quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
-    if not quantized:
-        (values,) = parts
-        return values
-    if len(quantized) == len(parts) and (alike := in_one_format(quantized)) is not None:
-        return alike[0] if len(alike) == 1 else stacked(alike)
-    _LOG.info("%s is kept in float32: its parts are stored in different formats", name)
+def _pieces(parts: Sequence[StoredMatrix]) -> Sequence[StoredMatrix]:
+    """Exactly what the parts are, in one piece where neighbours have a format in common."""
+    pieces: list[StoredMatrix] = []
+    for part in parts:
+        last = pieces[-1] if pieces else None
+        alike = None
+        if isinstance(last, QuantizedWeight) and isinstance(part, QuantizedWeight):
+            alike = in_one_format([last, part])
+        if alike is None:
+            pieces.append(part)
+        else:
+            pieces[-1] = stacked(alike)
+    return pieces
+
+
+def _floats(parts: Sequence[StoredMatrix]) -> Tensor:
     return torch.cat([part if isinstance(part, Tensor) else part.dequantized() for part in parts])
 
 
@@ -119,7 +144,7 @@ def _rounded(parts: Sequence[StoredMatrix]) -> QuantizedWeight:
         weight = stacked(alike)
         if not weight.format.has_minimums:
             return weight
-    values = torch.cat([part if isinstance(part, Tensor) else part.dequantized() for part in parts])
+    values = _floats(parts)
     return quantize_weight(values.float(), _format_of(values.shape[1]))
 
 

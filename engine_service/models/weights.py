@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from engine_service.models.spec import DecoderSpec, LayerSpec
 from engine_service.models.weight_form import Matrix, StoredMatrix, WeightForm
+from kernels.cpu.weight_memory import new_memory
 from kernels.quantized_reference import QuantizedWeight
 from shared.errors import ConfigError
 
@@ -185,22 +187,37 @@ class _Target:
         return self._num_missing_rows == 0
 
     def finished(self) -> Matrix:
-        if self._floats is not None:  # some parts or all of them
-            for first_row, part in self._blocks.items():
-                self._write(first_row, part)
-            parts: list[StoredMatrix] = [self._floats]
-        else:
-            parts = [part for _, part in sorted(self._blocks.items(), key=lambda item: item[0])]
         if not self._is_matrix:
             assert self._floats is not None, "only matrices wait for each other"
             return self._floats
-        return self._form.matrix(self._name, parts, is_gated=self._name.endswith("gate_up"))
+        return self._form.matrix(self._name, list(self._parts()), is_gated=self._name.endswith("gate_up"))
+
+    def _parts(self) -> Iterator[StoredMatrix]:
+        """From the first row to the last; all floats between two blocks are one part."""
+        next_row = 0
+        for first_row, block in sorted(self._blocks.items(), key=lambda item: item[0]):
+            if next_row < first_row:
+                yield self._float_rows(next_row, first_row)
+            yield block
+            next_row = first_row + block.num_outputs
+        if next_row < self._shape[0]:
+            yield self._float_rows(next_row, self._shape[0])
+
+    def _float_rows(self, begin: int, end: int) -> Tensor:
+        assert self._floats is not None, "what did not come as blocks has come as floats"
+        return self._floats[begin:end]
 
     def _write(self, first_row: int, part: StoredMatrix) -> None:
         if self._floats is None:
-            self._floats = torch.empty(self._shape, dtype=self._dtype)
+            self._floats = _empty(self._shape, self._dtype)
         values = part if isinstance(part, Tensor) else part.dequantized()
         self._floats[first_row : first_row + part.shape[0]].copy_(values)
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    if len(shape) == 1:
+        return torch.empty(shape, dtype=dtype)
+    return new_memory(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
 def _unfused(spec: DecoderSpec, tensors: Iterable[NamedTensor]) -> Iterator[NamedTensor]:

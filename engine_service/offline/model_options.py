@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 
 from pydantic import ValidationError
 
-from shared.config import KVCacheDtype, ModelConfig, Pooling, Quantization, Runner
+from shared.config import ActivationDtype, KVCacheDtype, ModelConfig, Pooling, Quantization, Runner
 from shared.errors import ConfigError
 
 
@@ -27,6 +27,7 @@ class ModelOptions(TypedDict, total=False):
     kv_cache_dtype: KVCacheDtype
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"]
     quantization: Quantization | None
+    activation_dtype: ActivationDtype
     weight_cache: bool
     seed: int  # of the seeds that are drawn for requests without one
     num_threads: int | None

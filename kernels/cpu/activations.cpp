@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kMinBlockRows = 64;
 constexpr int64_t kBlockBytes = 256 << 10;  // of activations, so that they stay in L2
-constexpr float kLargestActivation = 32767.0f;
+constexpr float kLargestActivation = 32767.0f, kLargestByte = 127.0f, kLargestFactor = 32767.0f;
 constexpr float kSmallestMagnitude = 7.8886091e-31f;  // 2^-100: 32767 / x would overflow soon below it
 
 template <class T>
@@ -30,6 +30,12 @@ RowScratch& row_scratch() {
   return of_this_thread;
 }
 
+float as_float(int32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
 // The bits of the largest magnitude: they order as the floats do, and infinity and NaN come last.
 int32_t largest_bits(const float* x, int64_t count) {
   int32_t largest = 0;
@@ -45,8 +51,7 @@ int32_t largest_bits(const float* x, int64_t count) {
 // Returns the scale.
 float quantize_row(const float* x, int64_t num_inputs, int64_t padded_inputs, int16_t* values) {
   const int32_t bits = largest_bits(x, num_inputs);
-  float largest;
-  std::memcpy(&largest, &bits, sizeof(largest));
+  const float largest = as_float(bits);
   const bool is_finite = bits < 0x7f800000;
   if (!is_finite || largest < kSmallestMagnitude) {
     std::memset(values, 0, size_t(padded_inputs) * sizeof(int16_t));
@@ -79,7 +84,7 @@ void place_floats(const float* x, int64_t num_inputs, const Activations& target,
 void place_integers(const float* x, int64_t num_inputs, const Layout& layout, const Activations& target, int64_t tile,
                     int64_t r) {
   const int64_t first = target.first_row(tile), height = target.height(tile);
-    int16_t* values = reinterpret_cast<int16_t*>(target.tile(tile));
+  int16_t* values = reinterpret_cast<int16_t*>(target.tile(tile));
   int16_t* quantized = !target.is_amx() && height == 1 ? values : grown(row_scratch().quantized, target.num_inputs);
   target.scales[first + r] = quantize_row(x, num_inputs, target.num_inputs, quantized);
   float* sums = target.group_sums + first * target.num_groups;
@@ -94,10 +99,34 @@ void place_integers(const float* x, int64_t num_inputs, const Layout& layout, co
     for (int64_t i = 0; i < target.num_inputs; i += 2) std::memcpy(values + i * height + 2 * r, quantized + i, 4);
 }
 
+void place_bytes(const float* x, const Activations& target, int64_t tile, int64_t r) {
+  const int64_t first = target.first_row(tile), height = target.height(tile);
+  uint8_t* quads = target.tile(tile) + r * 4;
+  float* sums = target.group_sums + first * target.num_groups + r;
+  QuadFactor* factors = target.factors + first * target.num_groups + r;
+  const int32_t bits = largest_bits(x, target.num_inputs);
+  const bool is_finite = bits < 0x7f800000, is_zero = !is_finite || as_float(bits) < kSmallestMagnitude;
+  const float scale = is_zero ? 0.0f : as_float(bits) / (kLargestByte * kLargestFactor);
+  target.scales[first + r] = is_finite ? scale : NAN;
+  for (int64_t group = 0; group < target.num_groups; ++group, x += kInputMultiple) {
+    alignas(32) int8_t bytes[kInputMultiple] = {};
+    int32_t factor = 1, total = 0;
+    if (!is_zero) {
+      const float share = as_float(largest_bits(x, kInputMultiple)) / as_float(bits);
+      factor = std::max(1, int32_t(std::ceil(share * kLargestFactor)));
+      store_rounded_quads(bytes, x, 1.0f / (float(factor) * scale));
+    }
+    for (int64_t i = 0; i < kInputMultiple; ++i) total += bytes[i];
+    sums[group * height] = float(total * factor);
+    factors[group * height] = quad_factor(factor);
+    for (int64_t i = 0; i < kInputMultiple; i += 4, quads += 4 * height) std::memcpy(quads, bytes + i, 4);
+  }
+}
+
 }  // namespace
 
 int64_t block_rows(const Layout& layout) {
-  const int64_t bytes = layout.is_float ? sizeof(float) : sizeof(int16_t);
+  const int64_t bytes = layout.is_float ? sizeof(float) : sizeof(int16_t);  // of bytes: as many rows, they are the quicker
   const int64_t fitting = kBlockBytes / (layout.padded_inputs * bytes);
   return std::clamp(fitting / kAmxTileRows * kAmxTileRows, kMinBlockRows, kMaxBlockRows);
 }
@@ -108,8 +137,12 @@ Activations LinearScratch::reserve(int64_t num_rows, const Layout& layout) {
   const bool is_amx = uses_amx(layout, num_rows);
   const Arrangement arrangement = layout.is_float ? Arrangement::kFloats
                                   : is_amx        ? Arrangement::kAmxTiles
-                                                  : Arrangement::kPairs;
-  const int64_t value_bytes = layout.is_float ? sizeof(float) : is_amx ? amx_value_bytes(layout) : sizeof(int16_t);
+                                  : layout.has_byte_activations ? Arrangement::kQuads
+                                                                : Arrangement::kPairs;
+  const int64_t value_bytes = layout.is_float               ? sizeof(float)
+                              : is_amx                      ? amx_value_bytes(layout)
+                              : layout.has_byte_activations ? sizeof(int8_t)
+                                                            : sizeof(int16_t);
   const int64_t rows_in_memory = round_up(rows, kAmxTileRows);
   const int64_t num_bytes = rows_in_memory * layout.padded_inputs * value_bytes;
   return {arrangement,
@@ -117,6 +150,7 @@ Activations LinearScratch::reserve(int64_t num_rows, const Layout& layout) {
           reinterpret_cast<uint8_t*>(grown(values_, divide_up(num_bytes, sizeof(Line)))),
           grown(scales_, rows),
           grown(group_sums_, rows_in_memory * num_groups),
+          reinterpret_cast<QuadFactor*>(grown(factors_, layout.has_byte_activations ? rows_in_memory * num_groups : 0)),
           layout.padded_inputs,
           num_groups,
           rows};
@@ -137,6 +171,8 @@ void arrange_piece(const LinearInput& input, const Layout& layout, const Activat
     const int64_t tile = target.is_amx() ? row / target.amx_height() : piece;
     if (layout.is_float)
       place_floats(x, num_inputs, target, tile, row - target.first_row(tile));
+    else if (layout.has_byte_activations)
+      place_bytes(x, target, tile, row - target.first_row(tile));
     else
       place_integers(x, num_inputs, layout, target, tile, row - target.first_row(tile));
   }

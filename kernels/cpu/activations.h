@@ -1,4 +1,4 @@
-// Activations as weights are multiplied with them: integers for quantised weights, floats for others.
+// Activations as weights are multiplied with them: integers of 16 or 8 bits for quantised weights, floats for others.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,15 @@ int64_t block_rows(const Layout& layout);
 // How the values of a tile lie in memory: in the order in which they are read.
 enum class Arrangement {
   kPairs,     // int16 [pair of inputs][row][2]
+  kQuads,     // int8 [quad of inputs][row][4], in the order of store_rounded_quads
   kAmxTiles,  // [block of inputs]{high parts [row][block], low parts alike}, as bytes or as bfloat16
   kFloats,    // float [input][row]
 };
 
 constexpr int kAmxTileRows = 16;
 
-// Rows of activations, as 16-bit integers with a float scale each, or as floats. Rows are cut into tiles of nearly equal
+// Rows of activations, as 16-bit integers with a float scale each, or as floats, or as bytes: these are multiplied by a whole
+// number that their group shares, which makes integers with a float scale for each row, too. Rows are cut into tiles of nearly equal
 // height (5 rows as 2 + 3, not 4 + 1); AMX's are all of one height, and in the last one some rows may be unused.
 struct Activations {
   Arrangement arrangement;
@@ -29,6 +31,7 @@ struct Activations {
   uint8_t* values;    // aligned to 64 bytes
   float* scales;      // [rows]; of floats: ones
   float* group_sums;  // [tile][group][row]: sums of a segment's integers, where minimums need them
+  QuadFactor* factors;  // likewise: of bytes
   int64_t num_inputs;
   int64_t num_groups;  // 0 without minimums
   int64_t num_rows;

@@ -345,8 +345,8 @@ void multiply_long_segments(const PanelProduct& product, int64_t row) {
 }  // namespace
 
 bool uses_amx(const Layout& layout, int64_t num_rows) {
-  if (layout.is_float || num_rows < (is_bfloat16(layout) ? kLeastRowsOf4Bits : kLeastRowsOf8Bits)) return false;
-  return is_permitted();
+  if (layout.is_float || layout.has_byte_activations || layout.segment < kInputMultiple) return false;
+  return num_rows >= (is_bfloat16(layout) ? kLeastRowsOf4Bits : kLeastRowsOf8Bits) && is_permitted();
 }
 
 int64_t amx_value_bytes(const Layout& layout) { return is_bfloat16(layout) ? 4 : 2; }

@@ -47,7 +47,9 @@ class Step {
     for (int64_t index = 0; index < decoder.num_layers; ++index) {
       const DecoderLayer& layer = decoder.layers[index];
       intermediate = std::max(intermediate, layer.down->num_inputs);
-      for (const LinearWeights* weights : {layer.qkv, layer.attention_output, layer.gated, layer.down})
+      for (const LinearWeights* weights : layer.qkv)
+        if (weights) scratch_.reserve(most_rows, Layout(*weights));
+      for (const LinearWeights* weights : {layer.attention_output, layer.gated, layer.down})
         scratch_.reserve(most_rows, Layout(*weights));
     }
     gated_ = grown(memory.gated, most_rows * intermediate);
@@ -109,7 +111,12 @@ class Step {
   void write_keys_and_values(int64_t index) const {
     const DecoderLayer& layer = decoder_.layers[index];
     const LinearInput normed{residual_, decoder_.hidden, layer.input_norm, decoder_.norm_eps};
-    linear(team_, *layer.qkv, normed, step_.num_tokens, {qkv_, qkv_width_, false}, scratch_);
+    float* columns = qkv_;
+    for (const LinearWeights* part : layer.qkv) {
+      if (!part) break;
+      linear(team_, *part, normed, step_.num_tokens, {columns, qkv_width_, false}, scratch_);
+      columns += part->num_outputs;
+    }
     team_.each(step_.num_tokens, [&](Range tokens) {
       for (int64_t token = tokens.first; token < tokens.end; ++token)
         place(layer, caches_[index], token);

@@ -10,8 +10,11 @@
 // Both are read by kernels/cpu/native_decoder.py too, which fills them: keep them alike. Pointers to norms, biases and
 // tables may be null where a model has none; a norm's weight is float32 [its width].
 
+constexpr int kMostQkvParts = 3;
+
 struct DecoderLayer {
-  const LinearWeights* qkv;               // [query, key, value heads] of hidden
+  // [query, key, value heads] of hidden: one for all, or several side by side, and null for the rest.
+  const LinearWeights* qkv[kMostQkvParts];
   const LinearWeights* attention_output;  // hidden of query heads
   const LinearWeights* gated;             // intermediate of hidden
   const LinearWeights* down;              // hidden of intermediate

@@ -1,5 +1,9 @@
-// One SIMD register of 32-bit integers, each of which gathers products of pairs of 16-bit integers, and
-// the float register of the same width.
+// One SIMD register of 32-bit integers, each of which gathers products of pairs of 16-bit integers or of quads of bytes,
+// and the float register of the same width.
+//
+// Quads are of weights of 0 .. 15 and of activations of -127 .. 127. Sums over up to 8 quads may be kept in 16-bit integers
+// on the way: 8 * 2 * 15 * 127 is below 2^15. What they are multiplied by in the end is at most 32767, so that the product
+// stays below 2^31; as a float it is rounded once, on every path.
 //
 // Intrinsics, unlike vector.h: compilers do not find vpmaddwd and vpdpwssd reliably. Where neither AVX2 nor AVX-512
 // is compiled in, vector extensions as there, which every compiler turns into what the machine has.
@@ -53,10 +57,12 @@ inline Ints nibbles(Ints packed) {
   const Ints shifted = kIndex == 0 ? packed : _mm512_srli_epi16(packed, 4 * kIndex);
   return kIndex == 3 ? shifted : _mm512_and_si512(shifted, _mm512_set1_epi16(15));
 }
-inline Ints broadcast_pair(const int16_t* address) {
-  int32_t pair;
-  std::memcpy(&pair, address, sizeof(pair));
-  return _mm512_set1_epi32(pair);
+inline Ints low_nibbles(Ints packed) { return _mm512_and_si512(packed, _mm512_set1_epi8(15)); }
+inline Ints high_nibbles(Ints packed) { return low_nibbles(_mm512_srli_epi16(packed, 4)); }
+inline Ints broadcast_group(const uint8_t* address) {
+  int32_t group;
+  std::memcpy(&group, address, sizeof(group));
+  return _mm512_set1_epi32(group);
 }
 inline Ints dot(Ints a, Ints b) { return _mm512_madd_epi16(a, b); }
 inline Ints add_dot(Ints sum, Ints a, Ints b) {
@@ -66,6 +72,23 @@ inline Ints add_dot(Ints sum, Ints a, Ints b) {
   return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
 #endif
 }
+#if defined(__AVX512VNNI__)
+inline Ints dot_quads(Ints weights, Ints x) { return _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights, x); }
+inline Ints add_dot_quads(Ints sum, Ints weights, Ints x) { return _mm512_dpbusd_epi32(sum, weights, x); }
+typedef float QuadFactor;
+inline QuadFactor quad_factor(int number) { return float(number); }
+inline Floats times_factor(Ints sum, QuadFactor factor) {
+  return _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(factor));
+}
+#else
+inline Ints dot_quads(Ints weights, Ints x) { return _mm512_maddubs_epi16(weights, x); }
+inline Ints add_dot_quads(Ints sum, Ints weights, Ints x) { return _mm512_add_epi16(sum, dot_quads(weights, x)); }
+typedef int32_t QuadFactor;
+inline QuadFactor quad_factor(int number) { return number << 16 | number; }
+inline Floats times_factor(Ints sum, QuadFactor factor) {
+  return _mm512_cvtepi32_ps(_mm512_madd_epi16(sum, _mm512_set1_epi32(factor)));
+}
+#endif
 inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Floats to_floats(Ints value) { return _mm512_cvtepi32_ps(value); }
 inline Floats low_bfloat16s(Ints pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
@@ -112,10 +135,12 @@ inline Ints nibbles(Ints packed) {
   const Ints shifted = kIndex == 0 ? packed : _mm256_srli_epi16(packed, 4 * kIndex);
   return kIndex == 3 ? shifted : _mm256_and_si256(shifted, _mm256_set1_epi16(15));
 }
-inline Ints broadcast_pair(const int16_t* address) {
-  int32_t pair;
-  std::memcpy(&pair, address, sizeof(pair));
-  return _mm256_set1_epi32(pair);
+inline Ints low_nibbles(Ints packed) { return _mm256_and_si256(packed, _mm256_set1_epi8(15)); }
+inline Ints high_nibbles(Ints packed) { return low_nibbles(_mm256_srli_epi16(packed, 4)); }
+inline Ints broadcast_group(const uint8_t* address) {
+  int32_t group;
+  std::memcpy(&group, address, sizeof(group));
+  return _mm256_set1_epi32(group);
 }
 inline Ints dot(Ints a, Ints b) { return _mm256_madd_epi16(a, b); }
 inline Ints add_dot(Ints sum, Ints a, Ints b) {
@@ -125,6 +150,23 @@ inline Ints add_dot(Ints sum, Ints a, Ints b) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
 #endif
 }
+#if defined(__AVXVNNI__)
+inline Ints dot_quads(Ints weights, Ints x) { return _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), weights, x); }
+inline Ints add_dot_quads(Ints sum, Ints weights, Ints x) { return _mm256_dpbusd_avx_epi32(sum, weights, x); }
+typedef float QuadFactor;
+inline QuadFactor quad_factor(int number) { return float(number); }
+inline Floats times_factor(Ints sum, QuadFactor factor) {
+  return _mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_set1_ps(factor));
+}
+#else
+inline Ints dot_quads(Ints weights, Ints x) { return _mm256_maddubs_epi16(weights, x); }
+inline Ints add_dot_quads(Ints sum, Ints weights, Ints x) { return _mm256_add_epi16(sum, dot_quads(weights, x)); }
+typedef int32_t QuadFactor;
+inline QuadFactor quad_factor(int number) { return number << 16 | number; }
+inline Floats times_factor(Ints sum, QuadFactor factor) {
+  return _mm256_cvtepi32_ps(_mm256_madd_epi16(sum, _mm256_set1_epi32(factor)));
+}
+#endif
 inline Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 inline Floats to_floats(Ints value) { return _mm256_cvtepi32_ps(value); }
 inline Floats low_bfloat16s(Ints pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
@@ -179,10 +221,12 @@ template <int kIndex>
 inline Ints nibbles(Ints packed) {
   return (Ints)(((Words)packed >> (4 * kIndex)) & 15);
 }
-inline Ints broadcast_pair(const int16_t* address) {
-  int32_t pair;
-  std::memcpy(&pair, address, sizeof(pair));
-  return Ints{} + pair;
+inline Ints low_nibbles(Ints packed) { return packed & 0x0f0f0f0f; }
+inline Ints high_nibbles(Ints packed) { return packed >> 4 & 0x0f0f0f0f; }
+inline Ints broadcast_group(const uint8_t* address) {
+  int32_t group;
+  std::memcpy(&group, address, sizeof(group));
+  return Ints{} + group;
 }
 inline Ints dot(Ints a, Ints b) {
   const Ints low_a = (Ints)((UnsignedInts)a << 16) >> 16, low_b = (Ints)((UnsignedInts)b << 16) >> 16;
@@ -190,6 +234,16 @@ inline Ints dot(Ints a, Ints b) {
 }
 inline Ints add(Ints a, Ints b) { return a + b; }
 inline Ints add_dot(Ints sum, Ints a, Ints b) { return sum + dot(a, b); }
+inline Ints dot_quads(Ints weights, Ints x) {
+  Ints sum{};
+  for (int byte = 0; byte < 4; ++byte)
+    sum += (weights >> 8 * byte & 255) * ((Ints)((UnsignedInts)x << (24 - 8 * byte)) >> 24);
+  return sum;
+}
+inline Ints add_dot_quads(Ints sum, Ints weights, Ints x) { return sum + dot_quads(weights, x); }
+typedef float QuadFactor;
+inline QuadFactor quad_factor(int number) { return float(number); }
+inline Floats times_factor(Ints sum, QuadFactor factor) { return __builtin_convertvector(sum, Floats) * factor; }
 inline Floats to_floats(Ints value) { return __builtin_convertvector(value, Floats); }
 inline Floats low_bfloat16s(Ints pairs) { return (Floats)((UnsignedInts)pairs << 16); }
 inline Floats high_bfloat16s(Ints pairs) { return (Floats)((UnsignedInts)pairs & 0xffff0000u); }
@@ -224,3 +278,22 @@ inline void store_rounded(int16_t* address, Floats value) {
 }
 
 #endif
+
+// 32 numbers times `factor`, rounded to bytes, as quads in the order of the nibbles of weights: of each eight inputs
+// 0, 4, 1, 5 and 2, 6, 3, 7. To the nearest, ties to even; the caller keeps them within 8 bits.
+inline void store_rounded_quads(int8_t* address, const float* x, float factor) {
+#if defined(__AVX2__)
+  const auto eight = [&](int index) {
+    return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * index), _mm256_set1_ps(factor)));
+  };
+  const __m256i halves =
+      _mm256_packs_epi16(_mm256_packs_epi32(eight(0), eight(1)), _mm256_packs_epi32(eight(2), eight(3)));
+  const __m128i first = _mm256_castsi256_si128(halves), second = _mm256_extracti128_si256(halves, 1);
+  __m128i* quads = reinterpret_cast<__m128i*>(address);
+  _mm_storeu_si128(quads, _mm_unpacklo_epi8(first, second));
+  _mm_storeu_si128(quads + 1, _mm_unpackhi_epi8(first, second));
+#else
+  constexpr int kOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+  for (int i = 0; i < 32; ++i) address[i] = int8_t(std::nearbyint(x[i / 8 * 8 + kOrder[i % 8]] * factor));
+#endif
+}

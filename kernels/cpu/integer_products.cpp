@@ -8,10 +8,30 @@
 
 namespace {
 
-constexpr int64_t kChunkInputs = 512;  // expanded at once: 24 outputs of them take 24 KiB, L1
+constexpr int64_t kChunkInputs = 512;  // expanded at once: 24 outputs of them take 24 KiB at most, L1
+
+// How activations and weights are multiplied. A step is of kPairsPerStep pairs of inputs; a part of it is of one register
+// of weights for each column, and of four bytes of each row of activations.
+
+struct Pairs {
+  static constexpr int kParts = kPairsPerStep;
+  static constexpr int kValueBytes = sizeof(int16_t);
+  static constexpr bool kHasFactors = false;
+  static Ints first(Ints weights, Ints x) { return dot(weights, x); }
+  static Ints next(Ints sum, Ints weights, Ints x) { return add_dot(sum, weights, x); }
+};
+
+struct Quads {
+  static constexpr int kParts = kPairsPerStep / 2;
+  static constexpr int kValueBytes = sizeof(int8_t);
+  static constexpr bool kHasFactors = true;
+  static_assert(kInputMultiple / 4 <= 8, "a sum of more quads could exceed 16 bits");
+  static Ints first(Ints weights, Ints x) { return dot_quads(weights, x); }
+  static Ints next(Ints sum, Ints weights, Ints x) { return add_dot_quads(sum, weights, x); }
+};
 
 // Where a tile finds the weights of a panel: as packed, or expanded to int16. They stand at a segment, and step to the
-// next. `pairs<i>(step, column)` are those of pair i of the kPairsPerStep pairs that begin at `step`.
+// next. `part<i>(step, column)` are those of part i of the step that begins there.
 
 struct PackedWeights {
   static constexpr bool kIsStreamed = true;
@@ -38,6 +58,7 @@ struct PackedWeights {
 };
 
 struct ByteWeights : PackedWeights {
+  using Product = Pairs;
   static constexpr bool kAddsMinimums = false;
   static constexpr int64_t kDirectRows = kTileRows == 8 ? 48 : 12;
   static constexpr int kStepBytes = kPairsPerStep * 2 * kPanelWidth;
@@ -45,7 +66,7 @@ struct ByteWeights : PackedWeights {
   using PackedWeights::PackedWeights;
 
   template <int kPair>
-  static Ints pairs(const uint8_t* step, int column) {
+  static Ints part(const uint8_t* step, int column) {
     if constexpr (kBytesAreQuads) {
       const Ints quads = load_ints(step + 4 * (kPair / 2 * kPanelWidth + column * kIntLanes));
       return kPair % 2 == 0 ? even_bytes(quads) : odd_bytes(quads);
@@ -56,6 +77,7 @@ struct ByteWeights : PackedWeights {
 
 // A 16-bit word holds one input of the four pairs of a step, the first in the lowest bits.
 struct NibbleWeights : PackedWeights {
+  using Product = Pairs;
   static constexpr bool kAddsMinimums = true;
   static constexpr int64_t kDirectRows = 2 * kTileRows;
   static constexpr int kStepBytes = kPairsPerStep * kPanelWidth;
@@ -63,30 +85,44 @@ struct NibbleWeights : PackedWeights {
   using PackedWeights::PackedWeights;
 
   template <int kPair>
-  static Ints pairs(const uint8_t* step, int column) {
+  static Ints part(const uint8_t* step, int column) {
     return nibbles<kPair>(load_ints(step + column * sizeof(Ints)));
+  }
+};
+
+// The same bytes: the low halves of a word's four bytes are a quad, and the high ones.
+struct NibbleQuads : NibbleWeights {
+  using Product = Quads;
+  static constexpr int64_t kDirectRows = kTileRows;
+  using NibbleWeights::NibbleWeights;
+
+  template <int kQuad>
+  static Ints part(const uint8_t* step, int column) {
+    const Ints packed = load_ints(step + column * sizeof(Ints));
+    return kQuad == 0 ? low_nibbles(packed) : high_nibbles(packed);
   }
 };
 
 // A chunk of a panel, expanded.
 struct Chunk {
-  alignas(64) int16_t values[kChunkInputs * kPanelWidth];
-  alignas(64) float scales[kChunkInputs / kInputMultiple * kPanelWidth];
+  alignas(64) uint8_t values[kChunkInputs * kPanelWidth * sizeof(int16_t)];
+  alignas(64) float scales[kChunkInputs / kSmallestSegment * kPanelWidth];
   alignas(64) float minimums[kChunkInputs / kInputMultiple * kPanelWidth];
 
   template <class Packed>
   void expand(Packed packed, const Layout& layout, int64_t first, int64_t end) {
-    int16_t* target = values;
+    constexpr int kParts = Packed::Product::kParts;
+    uint8_t* target = values;
     for (int64_t index = first; index < end; ++index) {
       const uint8_t* step = packed.data();
       for (int64_t pair = 0; pair < layout.length(index) / 2; pair += kPairsPerStep) {
         unrolled<kColumns>([&](auto column) HEADRACE_INLINE_BODY {
-          unrolled<kPairsPerStep>([&](auto i) HEADRACE_INLINE_BODY {
-            store_ints(target + 2 * (i * kPanelWidth + column * kIntLanes), Packed::template pairs<i>(step, column));
+          unrolled<kParts>([&](auto i) HEADRACE_INLINE_BODY {
+            store_ints(target + 4 * (i * kPanelWidth + column * kIntLanes), Packed::template part<i>(step, column));
           });
         });
         step += Packed::kStepBytes;
-        target += kPairsPerStep * 2 * kPanelWidth;
+        target += kParts * 4 * kPanelWidth;
       }
       for (int column = 0; column < kColumns; ++column) {
         const int64_t at = (index - first) * kPanelWidth + column * kIntLanes;
@@ -98,16 +134,18 @@ struct Chunk {
   }
 };
 
+template <class OfProduct>
 struct ExpandedWeights {
+  using Product = OfProduct;
   static constexpr bool kIsStreamed = false;
   static constexpr bool kAddsMinimums = false;  // segment by segment; they are added ahead
-  static constexpr int kFewestRows = kTileRows / 2 + 1;  // of a tile, with more rows than kDirectRows
+  static constexpr int kFewestRows = kTileRows / 2;  // of a tile, with more rows than kDirectRows
   static constexpr int kLinesAhead = 2;
-  static constexpr int kStepBytes = kPairsPerStep * 2 * kPanelWidth * int(sizeof(int16_t));
+  static constexpr int kStepBytes = Product::kParts * 4 * kPanelWidth;
 
   ExpandedWeights(const Chunk& chunk, const Layout& layout)
-      : values(reinterpret_cast<const uint8_t*>(chunk.values)),
-        segment_bytes(layout.segment * kPanelWidth * int64_t(sizeof(int16_t))),
+      : values(chunk.values),
+        segment_bytes(layout.segment * kPanelWidth * Product::kValueBytes),
         scales(chunk.scales),
         minimums(chunk.minimums) {}
 
@@ -119,9 +157,9 @@ struct ExpandedWeights {
   const uint8_t* data() const { return values; }
   Floats scale(int column) const { return load_floats(scales + column * kIntLanes); }
   Floats minimum(int column) const { return load_floats(minimums + column * kIntLanes); }
-  template <int kPair>
-  static Ints pairs(const uint8_t* step, int column) {
-    return load_ints(step + 4 * (kPair * kPanelWidth + column * kIntLanes));
+  template <int kPart>
+  static Ints part(const uint8_t* step, int column) {
+    return load_ints(step + 4 * (kPart * kPanelWidth + column * kIntLanes));
   }
 
   const uint8_t* values;
@@ -144,23 +182,24 @@ struct Sums {
   }
 };
 
-// The products of kPairsPerStep pairs of inputs; the first step of a segment begins the sums.
+// The products of a step; the first one of a segment begins the sums.
 template <class Weights, bool kIsFirst, int kRows>
-HEADRACE_INLINE void multiply_step(const uint8_t* step, const int16_t* x, const uint8_t* ahead, Sums<kRows>& sums) {
+HEADRACE_INLINE void multiply_step(const uint8_t* step, const uint8_t* x, const uint8_t* ahead, Sums<kRows>& sums) {
+  using Product = typename Weights::Product;
   unrolled<Weights::kLinesAhead>([&](auto line) HEADRACE_INLINE_BODY { __builtin_prefetch(ahead + 64 * line); });
-  unrolled<kPairsPerStep>([&](auto pair) HEADRACE_INLINE_BODY {
+  unrolled<Product::kParts>([&](auto part) HEADRACE_INLINE_BODY {
     Ints weights[kColumns];
     unrolled<kColumns>([&](auto column) HEADRACE_INLINE_BODY {
-      weights[column] = Weights::template pairs<pair>(step, column);
+      weights[column] = Weights::template part<part>(step, column);
     });
     unrolled<kRows>([&](auto row) HEADRACE_INLINE_BODY {
-      const Ints activations = broadcast_pair(x + 2 * (pair * kRows + row));
+      const Ints activations = broadcast_group(x + 4 * (part * kRows + row));
       unrolled<kColumns>([&](auto column) HEADRACE_INLINE_BODY {
-        Ints& sum = sums.chains[pair % kChains<kRows>][row][column];
-        if constexpr (kIsFirst && pair < kChains<kRows>)
-          sum = dot(weights[column], activations);
+        Ints& sum = sums.chains[part % kChains<kRows>][row][column];
+        if constexpr (kIsFirst && part < kChains<kRows>)
+          sum = Product::first(weights[column], activations);
         else
-          sum = add_dot(sum, weights[column], activations);
+          sum = Product::next(sum, weights[column], activations);
         keep_in_register(sum);
       });
     });
@@ -216,9 +255,11 @@ template <int kRows, class Weights>
 void multiply_tile(Weights weights, const Layout& layout, int64_t first, int64_t end, const Activations& x,
                    int64_t row, Ahead ahead, PanelTotals& panel) {
   constexpr bool kIsHeld = kRows <= kIntLanes / 8;
-  const int16_t* values =
-      reinterpret_cast<const int16_t*>(x.values) + row * x.num_inputs + first * layout.segment * kRows;
+  using Product = typename Weights::Product;
+  constexpr int kStepBytes = Product::kParts * 4 * kRows;  // of activations
+  const uint8_t* values = x.values + (row * x.num_inputs + first * layout.segment * kRows) * Product::kValueBytes;
   const float* group_sums = x.group_sums + row * x.num_groups + first * kRows;
+  const QuadFactor* factors = x.factors + row * x.num_groups + first * kRows;
   if constexpr (!Weights::kIsStreamed)
     if (layout.has_minimums) {
       TileFloats<kRows, true> offsets(panel.offsets + row * kPanelWidth);
@@ -241,19 +282,23 @@ void multiply_tile(Weights weights, const Layout& layout, int64_t first, int64_t
     const uint8_t* step = weights.data();
     multiply_step<Weights, true>(step, values, ahead.address, sums);
     ahead.address += ahead.step_bytes;
-    values += 2 * kPairsPerStep * kRows;
+    values += kStepBytes;
     for (int64_t left = layout.length(index) / 2 - kPairsPerStep; left > 0; left -= kPairsPerStep) {
       step += Weights::kStepBytes;
       multiply_step<Weights, false>(step, values, ahead.address, sums);
       ahead.address += ahead.step_bytes;
-      values += 2 * kPairsPerStep * kRows;
+      values += kStepBytes;
     }
     unrolled<kColumns>([&](auto column) HEADRACE_INLINE_BODY {
       const Floats scale = weights.scale(column);
       unrolled<kRows>([&](auto r) HEADRACE_INLINE_BODY {
-        totals.add_product(r, column, to_floats(sums.total(r, column)), scale);
+        if constexpr (Product::kHasFactors)
+          totals.add_product(r, column, times_factor(sums.total(r, column), factors[r]), scale);
+        else
+          totals.add_product(r, column, to_floats(sums.total(r, column)), scale);
       });
     });
+    if constexpr (Product::kHasFactors) factors += kRows;
     weights.next_segment();
   }
   totals.leave();
@@ -279,7 +324,7 @@ void multiply_panel(const uint8_t* segments, const Layout& layout, const Activat
   const int64_t num_totals = x.num_rows * kPanelWidth;
   std::fill_n(panel.totals, num_totals, 0.0f);
   if (Packed::kAddsMinimums) std::fill_n(panel.offsets, num_totals, 0.0f);
-  static_assert(Packed::kDirectRows >= 2 * kTileRows, "or tiles may be lower than kFewestRows");
+  static_assert(Packed::kDirectRows >= kTileRows, "or tiles may be lower than kFewestRows");
   const bool is_direct = x.num_rows <= Packed::kDirectRows;
   Chunk chunk;
   const int64_t num_chunks = divide_up(layout.num_segments * layout.segment, kChunkInputs);
@@ -293,7 +338,7 @@ void multiply_panel(const uint8_t* segments, const Layout& layout, const Activat
       multiply_rows(packed, layout, first, end, x, ahead, panel);
     } else {
       chunk.expand(packed, layout, first, end);
-      multiply_rows(ExpandedWeights(chunk, layout), layout, first, end, x, ahead, panel);
+      multiply_rows(ExpandedWeights<typename Packed::Product>(chunk, layout), layout, first, end, x, ahead, panel);
     }
   }
 }
@@ -303,7 +348,9 @@ void multiply_panel(const uint8_t* segments, const Layout& layout, const Activat
 void multiply_integers(const LinearWeights& weights, const Layout& layout, int64_t panel, const Activations& x,
                        PanelTotals& sums) {
   const uint8_t* segments = weights.packed + panel * layout.panel_bytes + layout.channel_bytes;
-  if (layout.has_minimums)
+  if (layout.has_byte_activations)
+    multiply_panel<NibbleQuads>(segments, layout, x, sums);
+  else if (layout.has_minimums)
     multiply_panel<NibbleWeights>(segments, layout, x, sums);
   else
     multiply_panel<ByteWeights>(segments, layout, x, sums);

@@ -14,9 +14,10 @@ enum class WeightFormat : int32_t {
   kInt8Group32 = 1,     // one half scale per output and 32 inputs
   kInt8Group64 = 2,
   kInt4Group32 = 3,  // unsigned; a half scale and a half minimum per output and 32 inputs
-  kFloat32 = 4,      // these three with float activations; all others with 16-bit integers
+  kFloat32 = 4,      // these three with float activations; all others with integers
   kBfloat16 = 5,
   kFloat16 = 6,
+  kInt8Group16 = 7,
 };
 
 enum Gate : int32_t { kNoGate = 0, kSilu = 1, kGeluTanh = 2 };
@@ -29,6 +30,9 @@ struct LinearWeights {
   int64_t num_outputs;  // rows of the weight; with a gate: of gate and up together, gate first
   WeightFormat format;
   Gate gate;
+  // 8, for 4-bit weights: int8, which each group of 32 inputs multiplies by a factor of its own; 16: int16. A row has one
+  // scale. For float weights it means nothing.
+  int32_t activation_bits;
 };
 
 struct LinearInput {
@@ -59,6 +63,7 @@ class LinearScratch {
   std::vector<Line> values_;
   std::vector<float> scales_;
   std::vector<float> group_sums_;
+  std::vector<uint32_t> factors_;
 };
 
 // `output.rows` must not overlap `input.rows`.

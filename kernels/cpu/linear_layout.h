@@ -16,7 +16,8 @@
 constexpr int kColumns = 3;  // registers of outputs side by side
 constexpr int kPanelWidth = kColumns * kIntLanes;
 constexpr int kInputMultiple = 32;    // inputs are padded with zeros to it,
-constexpr int kChannelMultiple = 64;  // or to this where an output has one scale
+constexpr int kChannelMultiple = 64;  // or to this where an output has one scale,
+constexpr int kSmallestSegment = 16;  // or to nothing where segments have this length
 constexpr int kPairsPerStep = 4;
 #if defined(HEADRACE_AMX)
 // 8-bit weights as [four inputs][output][4], in the order 0, 2, 1, 3: AMX reads them as they are, others get two pairs.
@@ -40,8 +41,9 @@ struct Layout {
         is_float(value_bits > 8),
         has_channel_scales(format == WeightFormat::kInt8PerChannel),
         has_minimums(format == WeightFormat::kInt4Group32),
+        has_byte_activations(has_minimums && weights.activation_bits == 8),
         num_inputs(weights.num_inputs),
-        padded_inputs(round_up(num_inputs, has_channel_scales ? kChannelMultiple : kInputMultiple)),
+        padded_inputs(round_up(num_inputs, multiple_of(format))),
         segment(segment_of(format, padded_inputs)) {
     num_segments = divide_up(padded_inputs, segment);
     const int64_t num_scales = is_float || has_channel_scales ? 0 : has_minimums ? 2 : 1;
@@ -62,6 +64,7 @@ struct Layout {
   bool is_float;
   bool has_channel_scales;
   bool has_minimums;
+  bool has_byte_activations;
   int64_t num_inputs;
   int64_t padded_inputs;
   int64_t segment;  // inputs in it; the last one may be shorter
@@ -75,6 +78,11 @@ struct Layout {
   int64_t num_units;
 
  private:
+  static int64_t multiple_of(WeightFormat format) {
+    if (format == WeightFormat::kInt8PerChannel) return kChannelMultiple;
+    return format == WeightFormat::kInt8Group16 ? kSmallestSegment : kInputMultiple;
+  }
+
   static int64_t bits_of(WeightFormat format) {
     switch (format) {
       case WeightFormat::kInt4Group32:
@@ -99,6 +107,8 @@ struct Layout {
         return equal_parts(padded_inputs, kMaxFloatSegment, kInputMultiple);
       case WeightFormat::kInt8Group64:
         return 64;
+      case WeightFormat::kInt8Group16:
+        return kSmallestSegment;
       default:
         return 32;
     }

@@ -15,12 +15,14 @@ from kernels.cpu.packed_linear import LinearLibrary, PackedLinear
 from kernels.cpu.paged_cache import PagedCache
 from kernels.cpu.team import Team
 
+_MOST_QKV_PARTS = 3  # kMostQkvParts of decoder.h
+
 
 class _Layer(ctypes.Structure):
     """`DecoderLayer` of decoder.h."""
 
     _fields_ = (
-        ("qkv", c_void_p),
+        ("qkv", c_void_p * _MOST_QKV_PARTS),
         ("attention_output", c_void_p),
         ("gated", c_void_p),
         ("down", c_void_p),
@@ -74,7 +76,7 @@ class _Step(ctypes.Structure):
 class NativeLayer:
     """What a layer computes with; norms are float32 `[width]`. What it does not have is None."""
 
-    qkv: PackedLinear
+    qkv: tuple[PackedLinear, ...]  # one for all, or up to three side by side
     attention_output: PackedLinear
     gated: PackedLinear
     down: PackedLinear
@@ -171,7 +173,7 @@ class NativeDecoder:
 def _described(layer: NativeLayer) -> _Layer:
     cos, sin = layer.rotary or (None, None)
     return _Layer(
-        layer.qkv.descriptor,
+        (c_void_p * _MOST_QKV_PARTS)(*(part.descriptor for part in layer.qkv)),
         layer.attention_output.descriptor,
         layer.gated.descriptor,
         layer.down.descriptor,

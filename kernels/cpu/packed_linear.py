@@ -19,6 +19,7 @@ from kernels.cpu.weight_memory import WeightMemory
 from kernels.quantized_reference import FORMATS, QuantizedWeight, WeightFormat, quantize_weight
 
 Gate = Literal["silu", "gelu_tanh"]
+ActivationBits = Literal[8, 16]
 FLOAT_FORMATS: Mapping[torch.dtype, WeightFormat] = MappingProxyType(
     {
         dtype: WeightFormat(name, None, has_minimums=False)
@@ -31,6 +32,11 @@ FLOAT_FORMATS: Mapping[torch.dtype, WeightFormat] = MappingProxyType(
 )
 """Of weights that are packed as they are, and multiplied with float32 activations."""
 
+PACKED_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
+    {**FORMATS, **{each.name: each for each in FLOAT_FORMATS.values()}}
+)
+"""Of all that can be packed, by name."""
+
 _FORMAT_NUMBERS = {
     "int8_channel": 0,
     "int8_group32": 1,
@@ -39,6 +45,7 @@ _FORMAT_NUMBERS = {
     "float32": 4,
     "bfloat16": 5,
     "float16": 6,
+    "int8_group16": 7,
 }
 _GATE_NUMBERS = {None: 0, "silu": 1, "gelu_tanh": 2}
 
@@ -53,6 +60,7 @@ class _LinearWeights(ctypes.Structure):
         ("num_outputs", c_int64),
         ("format", c_int32),
         ("gate", c_int32),
+        ("activation_bits", c_int32),
     )
 
 
@@ -153,21 +161,30 @@ def _format_and_shape(weight: QuantizedWeight | Tensor) -> tuple[WeightFormat, t
 def layout_signature(library: LinearLibrary) -> str:
     """Equal for two libraries that pack weights alike; found by letting them pack some."""
     digest = hashlib.sha256()
-    for name in ("int8_channel", "int8_group32", "int8_group64", "int4_group32"):
-        chosen = FORMATS[name]
-        for num_outputs, num_inputs in ((2, 64), (50, 576)):
-            num_groups = num_inputs // (chosen.group or num_inputs)
-            numbers = torch.arange(num_outputs * num_inputs).view(num_outputs, num_inputs) * 31 // 7
-            values = (numbers % 16).to(torch.uint8) if chosen.has_minimums else numbers.to(torch.int8)
-            scales = numbers[:, :num_groups].to(torch.float32 if chosen.group is None else torch.float16)
-            weight = QuantizedWeight(chosen, values, scales, -scales if chosen.has_minimums else None)
+    for num_outputs, num_inputs in ((2, 64), (50, 576)):
+        numbers = torch.arange(num_outputs * num_inputs).view(num_outputs, num_inputs) * 31 // 7
+        weights: list[QuantizedWeight | Tensor] = [numbers.to(dtype) for dtype in FLOAT_FORMATS]
+        weights += [_some_weight(each, numbers) for each in FORMATS.values()]
+        for weight in weights:
             for is_gated in (False, True):
                 packed = pack_weight(weight, is_gated=is_gated, library=library).packed
                 digest.update(packed.numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
-def _descriptor(weight_format: WeightFormat, shape: tuple[int, int], gate: Gate | None) -> _LinearWeights:
+def _some_weight(chosen: WeightFormat, numbers: Tensor) -> QuantizedWeight:
+    values = (numbers % 16).to(torch.uint8) if chosen.has_minimums else numbers.to(torch.int8)
+    num_groups = numbers.shape[1] // (chosen.group or numbers.shape[1])
+    scales = numbers[:, :num_groups].to(torch.float32 if chosen.group is None else torch.float16)
+    return QuantizedWeight(chosen, values, scales, -scales if chosen.has_minimums else None)
+
+
+def _descriptor(
+    weight_format: WeightFormat,
+    shape: tuple[int, int],
+    gate: Gate | None,
+    activation_bits: ActivationBits = 16,
+) -> _LinearWeights:
     return _LinearWeights(
         packed=None,
         bias=None,
@@ -175,16 +192,18 @@ def _descriptor(weight_format: WeightFormat, shape: tuple[int, int], gate: Gate 
         num_outputs=shape[0],
         format=_FORMAT_NUMBERS[weight_format.name],
         gate=_GATE_NUMBERS[gate],
+        activation_bits=activation_bits,
     )
 
 
 class PackedLinear:
     """`x @ weight.T + bias`, or, with a gate, `gate(g) * u` of its halves g and u (gate first).
 
-    With a quantised weight, activations are rounded to 16 bits per row, relative to its largest magnitude;
-    the arithmetic is that of `kernels.quantized_reference.reference_linear`, and a row that holds infinity or
-    NaN gives NaN. With a weight of floats, all is float32. A row's result depends on nothing but the row: not
-    on the batch, not on the threads.
+    With a quantised weight, activations are rounded to 16 bits per row, relative to its largest magnitude,
+    or, where `activation_bits` is 8, to 8 bits relative to that of a group of 32 inputs; the arithmetic is
+    that of `kernels.quantized_reference.reference_linear`, and a row that holds infinity or NaN gives NaN.
+    With a weight of floats, all is float32. A row's result depends on nothing but the row: not on the batch,
+    not on the threads.
     """
 
     def __init__(
@@ -193,11 +212,14 @@ class PackedLinear:
         bias: Tensor | None = None,
         *,
         gate: Gate | None = None,
+        activation_bits: ActivationBits = 16,
         team: Team | None = None,
         memory: WeightMemory | None = None,
         library: LinearLibrary | None = None,
     ) -> None:
         """Packs the weight unless it is, and keeps the bias (float32 `[num_outputs]`).
+
+        `activation_bits` 8 is for 4-bit weights; others are multiplied as with 16.
 
         Layers of a model share a `memory`, and a `team` of the same library (None: the calling thread alone).
         Raises ValueError for shapes that do not fit.
@@ -225,7 +247,7 @@ class PackedLinear:
         self._bias = None if bias is None else bias.contiguous()
         self._linear, self._rows = library.linear, library.rows
         self._team = team or library.serial_team
-        self._weights = _descriptor(weight.format, weight.shape, gate)
+        self._weights = _descriptor(weight.format, weight.shape, gate, activation_bits)
         self._weights.packed = weight.packed.data_ptr()
         self._weights.bias = None if self._bias is None else self._bias.data_ptr()
         self._address = ctypes.addressof(self._weights)
@@ -243,6 +265,7 @@ class PackedLinear:
         bias: Tensor | None = None,
         *,
         gate: Gate | None = None,
+        activation_bits: ActivationBits = 16,
         team: Team | None = None,
         memory: WeightMemory | None = None,
         library: LinearLibrary | None = None,
@@ -258,7 +281,15 @@ class PackedLinear:
                 break
         else:
             rounded = quantize_weight(weight, format_name)
-        return cls(rounded, bias, gate=gate, team=team, memory=memory, library=library)
+        return cls(
+            rounded,
+            bias,
+            gate=gate,
+            activation_bits=activation_bits,
+            team=team,
+            memory=memory,
+            library=library,
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """A new `[num_rows, num_features]` of `x`, float32 `[num_rows, num_inputs]` with contiguous rows.

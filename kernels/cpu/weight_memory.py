@@ -31,7 +31,7 @@ class WeightMemory:
         """uint8 `[num_bytes]`, not initialised, aligned to a cache line."""
         rounded = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         if rounded > len(self._chunk):
-            self._chunk = _mapped(max(rounded, _CHUNK_BYTES))
+            self._chunk = new_memory(max(rounded, _CHUNK_BYTES))
         part, self._chunk = self._chunk[:num_bytes], self._chunk[rounded:]
         return part
 
@@ -51,7 +51,7 @@ def file_in_memory(path: Path) -> Tensor:
             if _is_in_huge_pages(mapped):
                 return mapped
             del mapped, mapping
-        copy = _mapped(max(num_bytes, 1))[:num_bytes]
+        copy = new_memory(max(num_bytes, 1))[:num_bytes]
         file.readinto(copy.numpy().data)
         return copy
 
@@ -73,7 +73,11 @@ def _num_faults() -> int:
     return usage.ru_minflt + usage.ru_majflt
 
 
-def _mapped(num_bytes: int) -> Tensor:
+def new_memory(num_bytes: int) -> Tensor:
+    """uint8 `[num_bytes]`, zeros, in huge pages where they fit.
+
+    The system has it back once no tensor of it is left; malloc keeps much of what is freed among what stays.
+    """
     # Private: for memory that could be shared, which is mmap's default, most kernels have no huge pages.
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     _ask_for_huge_pages(memory)

@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.quantization_accuracy [--model SOURCE] [--tokens N]
 
-Compared with weights and KV cache in float32 are weights as the file stores them (which differs for GGUF) and
-in int8, the KV cache in float16 and in int8, and what runs if nothing is configured. The text is Python's own
-help, so that everybody has it. Each part of it is scored as a prompt.
+Compared with weights and KV cache in float32 are weights as the file stores them (which differs for GGUF),
+with activations of 16 bits and as by default, weights in int8, the KV cache in float16 and in int8, and what
+runs if nothing is configured. The text is Python's own help, so that everybody has it. Each part of it is
+scored as a prompt.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ import pydoc_data.topics
 from dataclasses import dataclass
 
 from engine_service import LLM, SamplingParams
-from shared.config import DEFAULT_MODEL_SOURCE, KVCacheDtype, Quantization
+from engine_service.offline.model_options import ModelOptions
+from shared.config import DEFAULT_MODEL_SOURCE
 
 PART_TOKENS = 1024
-COMPARED: dict[str, tuple[Quantization | None, KVCacheDtype]] = {
-    "weights as stored": (None, "float32"),
-    "weights in int8": ("int8", "float32"),
-    "KV cache in float16": ("none", "float16"),
-    "KV cache in int8": ("none", "int8"),
-    "as by default": (None, "auto"),
-    "both in int8": ("int8", "int8"),
+EXACT = ModelOptions(quantization="none", kv_cache_dtype="float32")
+COMPARED: dict[str, ModelOptions] = {
+    "weights as stored, activations in int16": {"kv_cache_dtype": "float32", "activation_dtype": "int16"},
+    "weights as stored": {"kv_cache_dtype": "float32"},
+    "weights in int8": {"quantization": "int8", "kv_cache_dtype": "float32"},
+    "KV cache in float16": {"quantization": "none", "kv_cache_dtype": "float16"},
+    "KV cache in int8": {"quantization": "none", "kv_cache_dtype": "int8"},
+    "as by default": {},
+    "weights and KV cache in int8": {"quantization": "int8", "kv_cache_dtype": "int8"},
 }
 
 
@@ -40,14 +44,10 @@ class Score:
         return math.exp(-sum(self.logprobs) / len(self.logprobs))
 
 
-def score(
-    model: str, quantization: Quantization | None, kv_cache_dtype: KVCacheDtype, num_tokens: int
-) -> Score:
+def score(model: str, options: ModelOptions, num_tokens: int) -> Score:
     text = "\n\n".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))
     found = Score([], [])
-    with LLM(
-        model, quantization=quantization, kv_cache_dtype=kv_cache_dtype, max_model_len=PART_TOKENS + 1
-    ) as llm:
+    with LLM(model, max_model_len=PART_TOKENS + 1, **options) as llm:
         tokens = llm.get_tokenizer().encode(text[: num_tokens * 8])[:num_tokens]
         parts = [tokens[begin : begin + PART_TOKENS] for begin in range(0, len(tokens), PART_TOKENS)]
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
@@ -65,10 +65,10 @@ def main() -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL_SOURCE)
     parser.add_argument("--tokens", type=int, default=8192)
     flags = parser.parse_args()
-    exact = score(flags.model, "none", "float32", flags.tokens)
+    exact = score(flags.model, EXACT, flags.tokens)
     print(f"{len(exact.logprobs)} tokens: perplexity {exact.perplexity:.4f} in float32")
-    for name, (quantization, kv_cache_dtype) in COMPARED.items():
-        other = score(flags.model, quantization, kv_cache_dtype, flags.tokens)
+    for name, options in COMPARED.items():
+        other = score(flags.model, options, flags.tokens)
         num_same = sum(a == b for a, b in zip(exact.likeliest, other.likeliest, strict=True))
         print(
             f"{name}: perplexity {other.perplexity:.4f} ({other.perplexity / exact.perplexity - 1:+.3%}); "

@@ -118,7 +118,7 @@ def test_chat_and_status_work_from_a_script(stack):
     headrace = [sys.executable, "-m", "compose.cli"]
     chat = subprocess.run(
         [*headrace, "chat", "--temperature", "0", "--run-dir", stack.run_dir],
-        input="What is the capital of France?",
+        input=QUESTION[0]["content"],
         capture_output=True,
         text=True,
         timeout=120,

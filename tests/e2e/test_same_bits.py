@@ -29,21 +29,18 @@ def answers(prompts: list[list[int]], *, again: bool = False, **options: Any) ->
     return found
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
-def test_company_chunks_threads_and_the_cache_change_no_bit(kv_cache_dtype: str) -> None:
+@pytest.mark.parametrize(
+    "form",
+    [{}, {"kv_cache_dtype": "int8"}, {"quantization": "none"}],
+    ids=["as-stored", "int8-cache", "float-weights"],
+)
+def test_company_chunks_threads_and_the_cache_change_no_bit(form: dict[str, Any]) -> None:
     with LLM(DEFAULT_MODEL_SOURCE, max_model_len=512) as llm:
         tokens = llm.get_tokenizer().encode(pydoc_data.topics.topics["assert"] * 2)
     prompts = [tokens[:300], tokens[40:100], tokens[7:9], tokens[:290]]
-    together = answers(prompts, kv_cache_dtype=kv_cache_dtype)
+    together = answers(prompts, **form)
     for number, prompt in enumerate(prompts):
-        [alone] = answers([prompt], kv_cache_dtype=kv_cache_dtype, num_threads=1, max_num_batched_tokens=100)
+        [alone] = answers([prompt], num_threads=1, max_num_batched_tokens=100, **form)
         assert alone == together[number]
-    cached = answers(
-        prompts,
-        again=True,
-        kv_cache_dtype=kv_cache_dtype,
-        max_num_batched_tokens=33,
-        block_size=20,
-        num_threads=2,
-    )
+    cached = answers(prompts, again=True, max_num_batched_tokens=33, block_size=20, num_threads=2, **form)
     assert cached == together

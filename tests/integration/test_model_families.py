@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
 from engine_service.loaders.gguf import read_spec, read_tensors
 from engine_service.loaders.gguf_file import GgufFile
+from engine_service.loaders.huggingface import load_huggingface
 from engine_service.loaders.load import load_model
 from engine_service.loaders.loaded_model import LoadedModel
 from engine_service.model_runner import ModelRunner
@@ -21,8 +23,9 @@ from engine_service.models.decoder_config import read_decoder_spec
 from engine_service.models.families import FAMILIES
 from engine_service.models.spec import DecoderSpec
 from engine_service.models.transformers_module import AttentionCall, PagedStep
+from engine_service.models.weight_form import FloatForm
 from engine_service.sequence import Sequence
-from shared.config import ModelConfig
+from shared.config import ModelConfig, Quantization
 from shared.errors import ConfigError
 from shared.sampling import SamplingParams
 from tests.gguf_files import write_gguf
@@ -252,13 +255,18 @@ def test_a_family_of_ours_gives_the_logits_of_transformers(tmp_path: Path, name:
     loaded = load(tmp_path)
     assert isinstance(loaded.spec, DecoderSpec)
     check(model, loaded)
+    unpacked = load_huggingface(tmp_path, FloatForm(torch.float32))  # as without a compiler
+    assert error_of(model, run(unpacked, chunk=7, back_end="reference")) < TOLERANCE
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"], ids=["floats", "int8"])
 @pytest.mark.parametrize("name", [name for name in MODELS if "moe" not in name and name != "mixtral"])
-def test_whole_steps_in_cpp_are_what_the_operators_compute_one_by_one(tmp_path: Path, name: str) -> None:
+def test_whole_steps_in_cpp_are_what_the_operators_compute_one_by_one(
+    tmp_path: Path, name: str, quantization: Quantization | None
+) -> None:
     architecture, changes = MODELS[name]
     write(tmp_path, architecture, changes)
-    loaded = load(tmp_path, quantization="int8")
+    loaded = load(tmp_path, quantization=quantization)
     for chunk in (MAX_LEN, 7, 1):
         whole, apart = (run(loaded, chunk=chunk, is_native=is_native) for is_native in (True, False))
         for (sequence, logits), (same, expected) in zip(whole, apart, strict=True):
@@ -420,6 +428,29 @@ def test_a_gguf_file_with_a_window_that_its_layers_are_not_told_is_refused(tmp_p
     write_gguf(tmp_path / "tiny.gguf", model, tmp_path / "tokenizer.json")
     with pytest.raises(ConfigError, match="sliding window"):
         load(tmp_path / "tiny.gguf")
+
+
+@pytest.mark.parametrize("kinds", ["Q4_1 Q4_1 Q8_0", "Q4_1 F16 Q4_1", "F16 Q4_1 Q8_0", "Q4_K Q4_K Q6_K"])
+def test_whole_steps_in_cpp_take_q_k_and_v_of_several_formats(tmp_path: Path, kinds: str) -> None:
+    of = {f"blk.1.attn_{part}": kind for part, kind in zip("qkv", kinds.split(), strict=True)}
+    model = write(tmp_path, "Qwen2ForCausalLM", {"head_dim": 24, "hidden_size": 256})  # which has biases
+    write_gguf(
+        tmp_path / "tiny.gguf",
+        model,
+        tmp_path / "tokenizer.json",
+        kind=lambda name: GGMLQuantizationType[of.get(name, "Q4_1")],
+    )
+    loaded, dequantized = (load(tmp_path / "tiny.gguf", quantization=each) for each in (None, "none"))
+    for chunk in (MAX_LEN, 7, 1):
+        whole, apart, floats = (
+            run(of_form, chunk=chunk, is_native=is_native, activation_dtype="int16")
+            for of_form, is_native in ((loaded, True), (loaded, False), (dequantized, True))
+        )
+        for (_, logits), (_, same), (_, expected) in zip(whole, apart, floats, strict=True):
+            assert torch.equal(logits, same)
+            # The first one's: a token that follows may be another one.
+            spread = float(expected[0].max() - expected[0].min())
+            torch.testing.assert_close(logits[0], expected[0], rtol=0, atol=TOLERANCE * spread)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2", "gemma3"])

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from engine_service.loaders.gguf import load_gguf
 from engine_service.loaders.load import load_model
 from engine_service.loaders.loaded_model import LoadedModel
 from engine_service.model_runner import ModelRunner
 from engine_service.model_source import resolve_source
+from engine_service.models.weight_form import FloatForm
 from shared.config import DEFAULT_MODEL_SOURCE, ModelConfig, default_model
 from shared.sampling import SamplingParams
 from shared.tokenizer import Tokenizer
@@ -60,7 +62,11 @@ def test_a_batch_gets_the_tokens_that_transformers_gives_each_prompt_alone(
 ) -> None:
     tokenizer = Tokenizer(loaded.text_bundle)
     config = default_model().model_copy(
-        update={"num_gpu_blocks_override": 128, "max_model_len": BLOCKS_PER_SEQUENCE * 16}
+        update={
+            "num_gpu_blocks_override": 128,
+            "max_model_len": BLOCKS_PER_SEQUENCE * 16,
+            "activation_dtype": "int16",
+        }
     )
     runner = ModelRunner(config, loaded, num_threads=2, back_end=back_end)
     sequences = [
@@ -145,7 +151,7 @@ def keep_logits(runner: ModelRunner, seen: list[torch.Tensor]) -> None:
 
 
 def test_weights_of_a_gguf_file_equal_those_that_transformers_reads(transformers_model: Any) -> None:
-    loaded = load_model(default_model().model_copy(update={"quantization": "none"}))
+    loaded = load_gguf(resolve_source(DEFAULT_MODEL_SOURCE).path, FloatForm(torch.float32))
     state = transformers_model.state_dict()
     spec = loaded.spec
     for index in (0, spec.num_layers - 1):

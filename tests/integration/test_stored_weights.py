@@ -17,7 +17,7 @@ from gguf import GGMLQuantizationType
 from engine_service import LLM, SamplingParams
 from engine_service.loaders.load import load_model
 from engine_service.loaders.loaded_model import LoadedModel
-from engine_service.models.weight_form import Matrix
+from engine_service.models.weight_form import Matrix, PackedStack
 from engine_service.models.weights import DecoderWeights
 from kernels.cpu.packed_linear import PackedWeight
 from shared.config import ModelConfig, Quantization
@@ -28,6 +28,7 @@ from tests.models import write_tiny_llama, write_tiny_model
 ROOT = Path(__file__).parents[2]
 PROMPTS = [[5, 6, 7, 250, 9, 10, 11], [300], [40, 41, 42, 43, 44] * 5]
 F16, F32, Q4_0, Q4_1, Q8_0 = (GGMLQuantizationType[name] for name in ("F16", "F32", "Q4_0", "Q4_1", "Q8_0"))
+Q4_K, Q6_K = GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q6_K
 Kind = GGMLQuantizationType | Callable[[str], GGMLQuantizationType]
 
 
@@ -62,10 +63,13 @@ def formats_of(path: Path, **options: Any) -> dict[str, str]:
         "down": layer.down,
         "head": weights.head,
     }
-    return {
-        name: matrix.format.name if isinstance(matrix, PackedWeight) else str(matrix.dtype)
-        for name, matrix in matrices.items()
-    }
+    return {name: format_of(matrix) for name, matrix in matrices.items()}
+
+
+def format_of(matrix: Matrix) -> str:
+    if isinstance(matrix, PackedStack):
+        return "+".join(part.format.name for part in matrix.parts)
+    return matrix.format.name if isinstance(matrix, PackedWeight) else str(matrix.dtype)
 
 
 def logprobs_of(path: Path, quantization: Quantization | None) -> torch.Tensor:
@@ -73,6 +77,7 @@ def logprobs_of(path: Path, quantization: Quantization | None) -> torch.Tensor:
     with LLM(
         str(path),
         quantization=quantization,
+        activation_dtype="int16",  # whose rounding does not show beside that of weights
         max_model_len=64,
         num_gpu_blocks_override=32,
         kv_cache_dtype="float32",
@@ -107,13 +112,13 @@ MIXED: dict[str, tuple[Kind, dict[str, str]]] = {
     ),
     "parts-with-no-common-format": (
         lambda name: Q8_0 if name.endswith(("attn_v", "ffn_up")) else Q4_1,
-        {"qkv": "torch.float32", "gate_up": "torch.float32", "down": "int4_group32"},
+        {"qkv": "int4_group32+int8_group32", "gate_up": "float32", "down": "int4_group32"},
     ),
     "floats-among-blocks": (
         lambda name: F16 if name.endswith(("attn_k", "ffn_down")) else Q8_0,
-        {"qkv": "torch.float32", "down": "torch.float32", "gate_up": "int8_group32"},
+        {"qkv": "int8_group32+float32+int8_group32", "down": "float32", "gate_up": "int8_group32"},
     ),
-    "floats-only": (F16, dict.fromkeys(("embedding", "qkv", "down", "head"), "torch.float32")),
+    "floats-only": (F16, dict.fromkeys(("embedding", "qkv", "down", "head"), "float32")),
 }
 
 
@@ -127,7 +132,7 @@ def test_blocks_are_kept_and_answers_are_those_of_the_dequantised_model(
     with caplog.at_level(logging.INFO):
         formats = formats_of(path)
     assert expected.items() <= formats.items()
-    says_so = "parts are stored in different formats" in caplog.text
+    says_so = "gate_up is kept in float32: its halves are stored in different formats" in caplog.text
     assert says_so == (name == "parts-with-no-common-format")
     weights = weights_of(path)
     assert (weights.head is weights.embedding) == tied
@@ -151,6 +156,27 @@ def test_a_matrix_that_a_file_holds_in_one_piece_is_kept_in_one(tmp_path: Path) 
     torch.testing.assert_close(logprobs_of(path, None), logprobs_of(path, "none"), rtol=0, atol=2e-3)
 
 
+def test_the_mix_of_k_quants_that_most_files_are_is_kept_in_its_blocks(tmp_path: Path) -> None:
+    """llama.cpp's Q4_K_M."""
+    finer = ("token_embd", "attn_v", "ffn_down")
+    path = write(
+        tmp_path,
+        lambda name: Q6_K if name.endswith(finer) else Q4_K,
+        hidden_size=256,
+        intermediate_size=512,
+        attention_bias=True,
+    )
+    assert formats_of(path) == {
+        "embedding": "int8_group16",
+        "qkv": "int4_group32+int8_group16",
+        "output": "int4_group32",
+        "gate_up": "int4_group32",
+        "down": "int8_group16",
+        "head": "int8_group16",
+    }
+    torch.testing.assert_close(logprobs_of(path, None), logprobs_of(path, "none"), rtol=1e-3, atol=2e-3)
+
+
 def test_a_tied_model_in_blocks_has_no_table_of_floats(tmp_path: Path) -> None:
     path = write(tmp_path, Q8_0)
     as_floats, as_stored = (weights_of(path, quantization=each).num_bytes for each in ("none", None))
@@ -168,11 +194,15 @@ def test_int8_keeps_bytes_and_rounds_the_rest(tmp_path: Path) -> None:
     assert 1e-3 < float(difference.mean()) < 0.2
 
 
-@pytest.mark.parametrize("options", [{"quantization": "none"}, {"dtype": "bfloat16"}, {"device": "cuda"}])
-def test_floats_are_what_other_types_and_devices_get(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_no_quantization_is_packed_floats_and_other_types_and_devices_get_tensors(tmp_path: Path) -> None:
     path = write(tmp_path, Q4_1)
-    dtype = options.get("dtype", "float32")
-    assert set(formats_of(path, **options).values()) == {f"torch.{dtype}"}
+    for options, expected in (
+        ({"quantization": "none"}, "float32"),
+        ({"dtype": "bfloat16"}, "torch.bfloat16"),
+        ({"dtype": "bfloat16", "quantization": "none"}, "torch.bfloat16"),
+        ({"device": "cuda"}, "torch.float32"),
+    ):
+        assert set(formats_of(path, **options).values()) == {expected}
 
 
 def test_int8_is_refused_where_it_cannot_be() -> None:
@@ -213,7 +243,7 @@ print(sorted(set(formats_of(path, quantization=quantization).values())))
 """
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "none"])
 def test_without_a_compiler_everything_works_with_one_warning(
     tmp_path: Path, quantization: Quantization | None
 ) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
@@ -23,7 +23,7 @@ from engine_service.loaders.weight_cache import WeightCache
 from engine_service.loaders.weight_file import read_header, read_weight_file, write_weight_file
 from engine_service.model_runner import ModelRunner
 from engine_service.model_source import resolve_source
-from engine_service.models.weight_form import PackedForm, select_form
+from engine_service.models.weight_form import PackedForm, PackedStack, select_form
 from engine_service.models.weights import DecoderWeights
 from kernels.cpu.packed_linear import PackedWeight
 from shared.config import ModelConfig
@@ -34,14 +34,15 @@ from tests.models import write_tiny_llama, write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ".headrace-weights"
+Kind = GGMLQuantizationType | Callable[[str], GGMLQuantizationType]
 
 
-def write(folder: Path, *, seed: int = 0) -> Path:
-    """A tiny Llama in Q4_1, as GGUF."""
+def write(folder: Path, *, seed: int = 0, kind: Kind = GGMLQuantizationType.Q4_1) -> Path:
+    """A tiny Llama, as GGUF."""
     folder.mkdir(parents=True, exist_ok=True)
     model = write_tiny_llama(folder / "origin", seed=seed, attention_bias=True)
     tokenizer = folder / "origin" / "tokenizer.json"
-    write_gguf(folder / "tiny.gguf", model, tokenizer, kind=GGMLQuantizationType.Q4_1)
+    write_gguf(folder / "tiny.gguf", model, tokenizer, kind=kind)
     shutil.rmtree(folder / "origin")
     return folder / "tiny.gguf"
 
@@ -235,13 +236,44 @@ def test_models_of_one_name_do_not_share_a_file(
         assert was_cached(log)
 
 
-def test_what_is_switched_off_or_not_packed_leaves_no_file(tmp_path: Path, source: Path) -> None:
+def test_what_is_switched_off_or_not_quantised_leaves_no_file(
+    tmp_path: Path, source: Path, user_cache: Path
+) -> None:
     load(source, weight_cache=False)
     load(source, quantization="none")
-    assert not (source.parent / FOLDER).exists()
+    load(write(tmp_path / "half", kind=GGMLQuantizationType.F16))
     write_tiny_llama(tmp_path / "floats")
     load(tmp_path / "floats")
-    assert not (tmp_path / "floats" / FOLDER).exists()
+    for folder in (source.parent, tmp_path / "half", tmp_path / "floats"):
+        assert not (folder / FOLDER).exists()
+    assert not user_cache.exists()
+
+
+def test_no_quantization_does_not_take_what_was_kept_in_blocks(
+    source: Path, log: pytest.LogCaptureFixture
+) -> None:
+    load(source)
+    weights = load(source, quantization="none").weights
+    assert not was_cached(log)
+    assert isinstance(weights, DecoderWeights)
+    assert isinstance(weights.head, PackedWeight)
+    assert weights.head.format.name == "float32"
+
+
+def test_several_formats_in_a_layer_come_back(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    f16, q4_1 = GGMLQuantizationType.F16, GGMLQuantizationType.Q4_1
+    kinds = {"ffn_down": f16, "attn_v": GGMLQuantizationType.Q8_0}
+    source = write(tmp_path / "model", kind=lambda name: kinds.get(name.rpartition(".")[2], q4_1))
+    first, second = load(source), load(source)
+    assert was_cached(log)
+    assert_same_parts(first.weights, second.weights)
+    assert answer_of(first, source) == answer_of(second, source)
+    assert isinstance(second.weights, DecoderWeights)
+    layer = second.weights.layers[0]
+    assert isinstance(layer.qkv, PackedStack)
+    assert [part.format.name for part in layer.qkv.parts] == ["int4_group32", "int8_group32"]
+    assert isinstance(layer.down, PackedWeight)
+    assert layer.down.format.name == "float32"
 
 
 def test_two_forms_of_a_model_have_a_file_each(source: Path, log: pytest.LogCaptureFixture) -> None:

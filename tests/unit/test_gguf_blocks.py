@@ -17,7 +17,8 @@ from kernels.gguf_blocks import BLOCK_BYTES, weight_from_blocks
 from kernels.quantized_reference import FORMATS, QuantizedWeight, in_one_format, quantize_weight, stacked
 
 EXACT = ("Q4_0", "Q4_1", "Q8_0")
-HALVES = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 1, "Q4_K": 2}  # float16 numbers that a block begins with
+HALVES = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 1, "Q4_K": 2, "Q6_K": 1}  # float16 numbers of a block,
+LAST = ("Q6_K",)  # with which it ends, or else begins
 
 
 def random_blocks(kind: str, num_rows: int, num_blocks: int, seed: int, magnitude: float = 0.01) -> Any:
@@ -25,7 +26,8 @@ def random_blocks(kind: str, num_rows: int, num_blocks: int, seed: int, magnitud
     generator = np.random.default_rng(seed)
     blocks = generator.integers(0, 256, (num_rows, num_blocks, BLOCK_BYTES[kind]), dtype=np.uint8)
     halves = generator.normal(0, magnitude, (num_rows, num_blocks, HALVES[kind])).astype(np.float16)
-    blocks[..., : 2 * HALVES[kind]] = halves.view(np.uint8)
+    place = slice(-2 * HALVES[kind], None) if kind in LAST else slice(2 * HALVES[kind])
+    blocks[..., place] = halves.view(np.uint8)
     return blocks.reshape(num_rows, -1)
 
 
@@ -71,6 +73,25 @@ def test_a_q4_k_value_moves_by_its_two_rounded_factors_only(
     assert bool(
         (error <= 1.01 * (values * scales.clamp_min(2**-14) + minimums.clamp_min(2**-14)) / 2048).all()
     )
+
+
+@settings(max_examples=30, deadline=None)
+@given(num_rows=st.integers(1, 20), num_blocks=st.integers(1, 3), seed=st.integers(0, 2**32))
+def test_a_q6_k_value_moves_by_its_rounded_scale_only(
+    library: LinearLibrary, num_rows: int, num_blocks: int, seed: int
+) -> None:
+    blocks = random_blocks("Q6_K", num_rows, num_blocks, seed)
+    weight = weight_from_blocks(torch.from_numpy(blocks), "Q6_K")
+    assert weight.format.name == "int8_group16"
+    assert int(weight.values.min()) >= -32
+    assert int(weight.values.max()) <= 31
+    error = (weight.dequantized() - read_by_gguf(blocks, "Q6_K")).abs().unflatten(1, (-1, 16))
+    scales = weight.scales.float().abs()[..., None]
+    values = weight.values.unflatten(1, (-1, 16)).abs()
+    assert bool((error <= 1.01 * values * scales.clamp_min(2**-14) / 2048).all())
+    layer = PackedLinear(pack_weight(weight, library=library), library=library)
+    wanted = torch.tensor([num_rows - 1, 0, num_rows // 2, 0])
+    assert torch.equal(layer.rows(wanted), weight.dequantized()[wanted])
 
 
 def test_q4_0_scales_whose_minimum_would_overflow_stay_exact() -> None:
@@ -146,8 +167,8 @@ def test_a_weight_that_was_packed_for_a_gate_goes_with_a_gate_only(library: Line
 
 
 def test_blocks_that_are_not_whole_or_not_known_are_refused() -> None:
-    with pytest.raises(ValueError, match="Q6_K cannot be taken over"):
-        weight_from_blocks(torch.zeros(2, 210, dtype=torch.uint8), "Q6_K")
+    with pytest.raises(ValueError, match="Q5_K cannot be taken over"):
+        weight_from_blocks(torch.zeros(2, 176, dtype=torch.uint8), "Q5_K")
     with pytest.raises(ValueError, match="multiple of 34"):
         weight_from_blocks(torch.zeros(2, 33, dtype=torch.uint8), "Q8_0")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
 from kernels.cpu import build
-from kernels.cpu.packed_linear import FLOAT_FORMATS, Gate, LinearLibrary, PackedLinear
+from kernels.cpu.packed_linear import FLOAT_FORMATS, ActivationBits, Gate, LinearLibrary, PackedLinear
 from kernels.cpu.team import Team
 from kernels.cpu.weight_memory import WeightMemory
 from kernels.gguf_blocks import weight_from_blocks
@@ -28,7 +28,9 @@ from kernels.quantized_reference import (
 ROWS = (1, 2, 3, 5, 8, 16, 17, 33, 128, 512)
 TOLERANCE = 5e-7  # of the sum of magnitudes: float32 sums over segments
 FLOATS = {each.name: dtype for dtype, each in FLOAT_FORMATS.items()}
-NAMES = (*FORMATS, *FLOATS)
+BYTES = "int4_group32 and 8-bit activations"
+QUANTIZED = (*FORMATS, BYTES)
+NAMES = (*QUANTIZED, *FLOATS)
 NEEDED_FLAGS = {
     "native": set[str](),
     "portable": set[str](),
@@ -73,14 +75,22 @@ def two_threads(library: LinearLibrary) -> Team:
     return Team(2, library=library.library)
 
 
-def random_weight(num_outputs: int, num_inputs: int, format_name: str, seed: int = 0) -> QuantizedWeight:
-    return quantize_weight(random_floats(num_outputs, num_inputs, seed), format_name)
+def weight_name(name: str) -> str:
+    return name.split()[0]
+
+
+def bits_of(name: str) -> ActivationBits:
+    return 8 if name == BYTES else 16
+
+
+def random_weight(num_outputs: int, num_inputs: int, name: str, seed: int = 0) -> QuantizedWeight:
+    return quantize_weight(random_floats(num_outputs, num_inputs, seed), weight_name(name))
 
 
 def random_matrix(
     num_outputs: int, num_inputs: int, format_name: str, seed: int = 0
 ) -> QuantizedWeight | Tensor:
-    if format_name in FORMATS:
+    if format_name in QUANTIZED:
         return random_weight(num_outputs, num_inputs, format_name, seed)
     return random_floats(num_outputs, num_inputs, seed).to(FLOATS[format_name])
 
@@ -94,14 +104,21 @@ def random_rows(num_rows: int, width: int, seed: int = 1) -> Tensor:
 
 
 def assert_agrees(
-    ours: Tensor, x: Tensor, weight: QuantizedWeight | Tensor, bias: Tensor | None = None
+    ours: Tensor,
+    x: Tensor,
+    weight: QuantizedWeight | Tensor,
+    bias: Tensor | None = None,
+    activation_bits: int = 16,
 ) -> None:
     if isinstance(weight, Tensor):
         exact_bias = None if bias is None else bias.double()
         expected = linear(x.double(), weight.double(), exact_bias).float()
         floats = weight.float()
     else:
-        expected, floats = reference_linear(x, weight, bias), weight.dequantized()
+        expected, floats = (
+            reference_linear(x, weight, bias, activation_bits=activation_bits),
+            weight.dequantized(),
+        )
     magnitude = x.abs() @ floats.abs().T + (0 if bias is None else bias.abs())
     if isinstance(weight, QuantizedWeight) and weight.minimums is not None:
         # q * scale and the minimum may cancel: both are summed
@@ -118,17 +135,21 @@ def test_every_format_agrees_with_the_reference(
 ) -> None:
     weight = random_matrix(num_outputs, num_inputs, format_name)
     bias = random_rows(1, num_outputs, seed=2)[0]
-    layer = PackedLinear(weight, bias, library=library)
+    bits = bits_of(format_name)
+    layer = PackedLinear(weight, bias, activation_bits=bits, library=library)
     for num_rows in (1, 17, 70):
         x = random_rows(num_rows, num_inputs)
-        assert_agrees(layer(x), x, weight, bias)
+        assert_agrees(layer(x), x, weight, bias, bits)
 
 
 @pytest.mark.parametrize("format_name", NAMES)
 def test_a_row_alone_and_in_any_batch_gives_the_same_bits(library: LinearLibrary, format_name: str) -> None:
     weight = random_matrix(101, 576, format_name)
     x = random_rows(max(ROWS), 576)
-    layers = [PackedLinear(weight, team=team, library=library) for team in (None, two_threads(library))]
+    layers = [
+        PackedLinear(weight, activation_bits=bits_of(format_name), team=team, library=library)
+        for team in (None, two_threads(library))
+    ]
     whole = layers[0](x)
     for layer in layers:
         for num_rows in ROWS:
@@ -137,7 +158,7 @@ def test_a_row_alone_and_in_any_batch_gives_the_same_bits(library: LinearLibrary
             assert torch.equal(layer(x[row : row + 1]), whole[row : row + 1])
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("format_name", QUANTIZED)
 @pytest.mark.parametrize("num_inputs", [64, 192, 1088])
 def test_every_instruction_set_gives_the_same_bits(
     library: LinearLibrary,
@@ -151,7 +172,10 @@ def test_every_instruction_set_gives_the_same_bits(
     weight = random_weight(101, num_inputs, format_name)
     for num_rows in (1, 5, 7, 16, 17, 40):  # AMX takes over between 5 and 7, where there is AMX
         x = random_rows(num_rows, num_inputs)
-        ours, expected = (PackedLinear(weight, library=each)(x) for each in (library, native))
+        ours, expected = (
+            PackedLinear(weight, activation_bits=bits_of(format_name), library=each)(x)
+            for each in (library, native)
+        )
         assert torch.equal(ours, expected)
 
 
@@ -159,7 +183,7 @@ def test_every_instruction_set_gives_the_same_bits(
 @given(data=st.data())
 def test_random_shapes_and_strides(native: LinearLibrary, native_team: Team, data: st.DataObject) -> None:
     format_name = data.draw(st.sampled_from(NAMES))
-    group = (FORMATS[format_name].group if format_name in FORMATS else None) or 1
+    group = (FORMATS[weight_name(format_name)].group if format_name in QUANTIZED else None) or 1
     num_inputs = group * data.draw(st.integers(1, 1200 // group))
     weight = random_matrix(
         data.draw(st.integers(1, 130)), num_inputs, format_name, data.draw(st.integers(0, 99))
@@ -167,8 +191,9 @@ def test_random_shapes_and_strides(native: LinearLibrary, native_team: Team, dat
     num_rows, gap = data.draw(st.integers(1, 90)), data.draw(st.integers(0, 9))
     x = random_rows(num_rows, num_inputs + gap)[:, gap:]
     bias = random_rows(1, weight.shape[0])[0] if data.draw(st.booleans()) else None
-    layer = PackedLinear(weight, bias, team=data.draw(st.sampled_from((None, native_team))), library=native)
-    assert_agrees(layer(x), x, weight, bias)
+    team, bits = data.draw(st.sampled_from((None, native_team))), bits_of(format_name)
+    layer = PackedLinear(weight, bias, activation_bits=bits, team=team, library=native)
+    assert_agrees(layer(x), x, weight, bias, bits)
 
 
 @pytest.mark.parametrize("format_name", ["int8_channel", *FLOATS])
@@ -181,22 +206,31 @@ def test_formats_without_groups_take_any_width(
     assert_agrees(PackedLinear(weight, library=library)(x), x, weight)
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("format_name", QUANTIZED)
 def test_sums_as_large_as_they_can_be_do_not_overflow(library: LinearLibrary, format_name: str) -> None:
-    weight = quantize_weight(torch.full((3, 8960), -2.0), format_name)
-    x = torch.full((5, 8960), 3.0)
-    assert_agrees(PackedLinear(weight, library=library)(x), x, weight)
+    largest_nibbles = torch.full((3, 1024), 2.0)
+    largest_nibbles[:, ::32] = 0.0  # the smallest of each group: all others are 15
+    bits = bits_of(format_name)
+    for floats in (torch.full((3, 4480), -2.0), largest_nibbles):
+        weight = quantize_weight(floats, weight_name(format_name))
+        x = torch.full((5, floats.shape[1]), 3.0)
+        assert_agrees(PackedLinear(weight, activation_bits=bits, library=library)(x), x, weight, None, bits)
 
 
 @pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize("format_name", ["int8_channel", "int4_group32", "bfloat16"])
+@pytest.mark.parametrize("format_name", ["int8_channel", "int4_group32", BYTES, "bfloat16"])
 def test_a_gate_works_on_the_halves(library: LinearLibrary, gate: Gate, format_name: str) -> None:
     weight = random_matrix(202, 576, format_name)
     bias = random_rows(1, 202, seed=2)[0]
-    layer = PackedLinear(weight, bias, gate=gate, team=two_threads(library), library=library)
+    bits = bits_of(format_name)
+    layer = PackedLinear(
+        weight, bias, gate=gate, activation_bits=bits, team=two_threads(library), library=library
+    )
     x = random_rows(33, 576) / 24  # what is gated is about 1
     exact = (
-        linear(x, weight.float(), bias) if isinstance(weight, Tensor) else reference_linear(x, weight, bias)
+        linear(x, weight.float(), bias)
+        if isinstance(weight, Tensor)
+        else reference_linear(x, weight, bias, activation_bits=bits)
     )
     gates, up = exact.chunk(2, dim=-1)
     activated = silu(gates) if gate == "silu" else gelu(gates, approximate="tanh")
@@ -215,10 +249,11 @@ def test_a_residual_is_added_to_in_place(library: LinearLibrary, format_name: st
     assert torch.equal(wide[:, 54:], before[:, 54:])
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("format_name", QUANTIZED)
 def test_extreme_activations(library: LinearLibrary, format_name: str) -> None:
     weight = random_weight(30, 128, format_name)
-    layer = PackedLinear(weight, library=library)
+    bits = bits_of(format_name)
+    layer = PackedLinear(weight, activation_bits=bits, library=library)
     x = random_rows(8, 128)
     x[0] = 0
     x[1, 5] = 1e30  # an outlier: the rest rounds to nothing
@@ -229,7 +264,7 @@ def test_extreme_activations(library: LinearLibrary, format_name: str) -> None:
     x[6, 3] = float("-inf")
     ours = layer(x)
     usable = [0, 1, 2, 3, 7]
-    assert_agrees(ours[usable], x[usable], weight)
+    assert_agrees(ours[usable], x[usable], weight, None, bits)
     assert torch.equal(ours[0], torch.zeros(30))
     assert ours[[4, 5, 6]].isnan().all()
     assert torch.equal(ours[7:8], layer(x[7:8]))
@@ -260,6 +295,14 @@ def test_activations_keep_almost_all_their_bits() -> None:
     x = random_rows(4, 576)
     values, scales = quantize_activations(x)
     assert float((values * scales[:, None] - x).abs().max()) <= float(x.abs().max()) / 65534 * 1.001
+
+
+def test_bytes_of_activations_keep_their_groups_apart() -> None:
+    x = random_rows(4, 576)
+    x[:, 7] = 1000.0  # coarsens its own group only
+    values, scales = quantize_activations(x, 8)
+    error = ((values * scales[:, None] - x).abs().view(4, -1, 32)).amax(-1)
+    assert bool((error <= x.view(4, -1, 32).abs().amax(-1) / 254 * 1.01 + 1e-6).all())
 
 
 def q4_row(kind: str, num_blocks: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

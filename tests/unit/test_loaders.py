@@ -6,17 +6,26 @@ import json
 import logging
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from gguf import GGMLQuantizationType
 
+from engine_service.loaders.gguf import load_gguf
 from engine_service.loaders.gguf_file import GgufFile
+from engine_service.loaders.huggingface import load_huggingface
 from engine_service.loaders.load import load_model
 from engine_service.loaders.loaded_model import LoadedModel
 from engine_service.model_source import resolve_source
+from engine_service.models.spec import DecoderSpec
+from engine_service.models.weight_form import FloatForm, select_form
+from engine_service.models.weights import NamedTensor, collect_weights
+from kernels.cpu.packed_linear import PackedWeight
 from shared.config import ModelConfig
 from shared.errors import ConfigError
 from shared.tokenizer import Tokenizer
@@ -106,7 +115,8 @@ def test_gguf_weights_come_back_in_order(
 ) -> None:
     model = write_tiny_llama(tmp_path, tie_word_embeddings=tied)
     write_gguf(tmp_path / "tiny.gguf", model, tmp_path / "tokenizer.json", kind=kind)
-    from_gguf, from_directory = load(tmp_path / "tiny.gguf", quantization="none"), load(tmp_path)
+    form = FloatForm(torch.float32)
+    from_gguf, from_directory = load_gguf(tmp_path / "tiny.gguf", form), load_huggingface(tmp_path, form)
     for name in ("qkv", "attention_output", "gate_up", "down", "input_norm", "mlp_norm"):
         for ours, theirs in zip(from_gguf.weights.layers, from_directory.weights.layers, strict=True):
             assert (getattr(ours, name) - getattr(theirs, name)).abs().max() <= tolerance
@@ -238,6 +248,30 @@ def test_a_missing_file_is_named(directory: Path, name: str) -> None:
 def test_weights_are_stored_in_the_configured_type(directory: Path) -> None:
     config = ModelConfig(name="tiny", source=str(directory), dtype="bfloat16")
     assert load_model(config).weights.layers[0].qkv.dtype == torch.bfloat16
+
+
+def test_floats_are_packed_as_they_come_and_kept_once(directory: Path) -> None:
+    config = ModelConfig(name="tiny", source=str(directory))
+    spec = load_model(config).spec
+    assert isinstance(spec, DecoderSpec)
+    stored = safetensors.torch.load_file(directory / "model.safetensors")
+    names = list(stored)
+    given: list[weakref.ref[torch.Tensor]] = []
+
+    def read() -> Iterator[NamedTensor]:
+        for name in names:
+            # All but the last one, which the loops of the readers still hold.
+            assert [each() for each in given[:-1]] == [None] * len(given[:-1])
+            given.append(weakref.ref(stored[name]))
+            yield name, stored.pop(name)
+
+    weights = collect_weights(spec, read(), select_form(config, 1))
+    assert isinstance(weights.embedding, PackedWeight)
+    assert weights.head is weights.embedding
+    layer = weights.layers[0]
+    for matrix in (layer.qkv, layer.attention_output, layer.gate_up, layer.down):
+        assert isinstance(matrix, PackedWeight)
+        assert matrix.format.name == "float32"
 
 
 def test_the_default_path_does_not_import_transformers(directory: Path) -> None:

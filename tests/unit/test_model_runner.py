@@ -14,6 +14,7 @@ from engine_service.free_memory import available_bytes, container_headroom_bytes
 from engine_service.kv_cache import allocate_kv_cache, bytes_per_block, copy_blocks, plan_num_blocks
 from engine_service.loaders.load import load_model
 from engine_service.loaders.loaded_model import LoadedModel
+from engine_service.main import load_served_embedder, load_served_model
 from engine_service.model_runner import ModelRunner
 from engine_service.openmp import bound_openmp_spinning
 from engine_service.runner import Runner
@@ -23,7 +24,7 @@ from shared.config import ModelConfig, parse_config
 from shared.errors import ConfigError
 from shared.sampling import SamplingParams
 from tests.hand_scheduling import make_sequence, run_step, run_to_end
-from tests.models import EOS_TOKEN_ID, write_tiny_llama
+from tests.models import EOS_TOKEN_ID, write_tiny_llama, write_tiny_model
 
 BLOCKS = 8
 
@@ -279,3 +280,27 @@ def test_the_threads_are_chosen_by_the_time_of_a_step(directory: Path, loaded: L
     assert team.num_threads == 1
     before = outputs(runner_for(loaded), chunk=32)
     assert outputs(runner, chunk=32) == before, "what was timed left nothing behind"
+
+
+@pytest.mark.parametrize("runner", ["generate", "pooling"])
+def test_torch_keeps_its_threads_only_for_models_that_it_computes(
+    directory: Path, tmp_path: Path, runner: str
+) -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2}
+    write_tiny_model(tmp_path, "MixtralForCausalLM", **shape, **experts, max_position_embeddings=64)
+    load = {"generate": load_served_model, "pooling": load_served_embedder}[runner]
+    before = torch.get_num_threads()
+    try:
+        for source, options, expected in (
+            (directory, {}, 1),
+            (directory, {"dtype": "bfloat16"}, 2),
+            (tmp_path, {}, 2),
+        ):
+            pooled = (
+                {"num_gpu_blocks_override": None, "kv_cache_dtype": "auto"} if runner == "pooling" else {}
+            )
+            load(config_for(source, runner=runner, num_threads=2, max_model_len=64, **pooled, **options))
+            assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)

@@ -107,7 +107,8 @@ def test_a_model_with_weights_finds_the_beams_of_a_search_over_transformers(tmp_
 
     prompts = [[5, 90, 17, 200, 33, 8, 41], list(range(40, 60))]
     params = BeamSearchParams(beam_width=4, max_tokens=16)
-    with LLM(str(tmp_path), block_size=8, num_gpu_blocks_override=40, max_num_seqs=6, **options) as llm:
+    exact = {"kv_cache_dtype": "float32", **options}
+    with LLM(str(tmp_path), block_size=8, num_gpu_blocks_override=40, max_num_seqs=6, **exact) as llm:
         outputs = llm.beam_search(prompts, params)
     for prompt, output in zip(prompts, outputs, strict=True):
         beams = naive_beam_search(likeliest, prompt, width=4, max_tokens=16, end_token_ids=[EOS_TOKEN_ID])

@@ -179,7 +179,7 @@ def test_nonsense_is_refused_under_the_name_of_its_flag(arguments: str, flag: st
 
 def test_by_default_two_built_in_configurations_do_every_case_three_times() -> None:
     options = parse_options([])
-    assert [name for name, _ in options.headrace_configs] == ["stored", "int8"]
+    assert [name for name, _ in options.headrace_configs] == ["stored", "kv-int8", "int16"]
     assert [case.name for case in options.cases] == ["c1", "c8", "c32", "prefill512", "shared"]
     assert (options.num_rounds, options.instruction_set, options.peers) == (3, "native", None)
 

@@ -19,7 +19,7 @@ from engine_service.loaders.weight_file import (
     read_weight_file,
     write_weight_file,
 )
-from kernels.cpu.weight_memory import file_in_memory
+from kernels.cpu.weight_memory import file_in_memory, new_memory
 
 RECORD = {"key": "value", "numbers": [1, 2.5, None]}
 
@@ -144,3 +144,20 @@ def test_bytes_of_a_file_that_is_not_mapped_in_huge_pages_are_copied(num_bytes: 
         file.truncate(0)  # what is mapped would be gone
         assert len(found) == num_bytes
         assert bytes(found.numpy()) == (bytes(range(256)) * (num_bytes // 256 + 1))[:num_bytes]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="it is read there")
+def test_memory_goes_back_to_the_system_with_the_last_tensor_of_it() -> None:
+    memory = new_memory(8 << 20)
+    address = memory.data_ptr()
+    part = memory[5:10].view(torch.int8)
+    del memory
+    assert is_mapped(address)
+    assert part.tolist() == [0] * 5
+    del part
+    assert not is_mapped(address)
+
+
+def is_mapped(address: int) -> bool:
+    ranges = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
+    return any(int(begin, 16) <= address < int(end, 16) for begin, end in ranges)

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] = sys.argv[1:]) -> int:
     """0 if every request of every server succeeded, 1 if not, 2 for options that cannot be."""
     try:
         options = parse_options(arguments)
-        ours = [headrace(name, file) for name, file in options.headrace_configs]
+        ours = [headrace(name, file, options.model) for name, file in options.headrace_configs]
         present, absent = _peers(options)
         contestants = [*ours, *chosen(present, options.peers)]
         if options.lists_only:
@@ -55,7 +55,10 @@ def _peers(options: PeersOptions) -> tuple[list[Contestant], list[Absent]]:
     folder = PeersFolder(options.peers_dir)
     present: list[Contestant] = []
     absent: list[Absent] = []
-    for found in (llama(folder, options.instruction_set), openvino(folder), vllm(folder)):
+    found_here = [llama(folder, options.instruction_set, options.model)]
+    if options.model is None:  # the others have weights of the default model only
+        found_here += [openvino(folder), vllm(folder)]
+    for found in found_here:
         if isinstance(found, Absent):
             absent.append(found)
         else:

@@ -14,23 +14,29 @@ from tests.benchmarks.peers.contestant import MAX_TOKENS_CACHED, Contestant, Lau
 
 FAMILY = "headrace"
 BLOCK_SIZE = 16
-# Of the default model: its 4-bit blocks as they are stored, 8-bit weights, or dequantised ones.
+# Of the default model: its 4-bit blocks as they are stored, these with keys and values of 8 bits or with
+# activations of 16, 8-bit weights, or dequantised ones.
 BUILT_IN: Mapping[str, str] = {
     "stored": "",
+    "kv-int8": 'kv_cache_dtype = "int8"\n',
+    "int16": 'activation_dtype = "int16"\n',
     "int8": 'quantization = "int8"\n',
     "float32": 'quantization = "none"\n',
 }
-DEFAULTS = ("stored", "int8")
+DEFAULTS = ("stored", "kv-int8", "int16")
 
 
-def headrace(name: str, config: Path | None) -> Contestant:
-    """With a configuration file, or the built-in one of that name. Raises ConfigError for a wrong file."""
+def headrace(name: str, config: Path | None, model: Path | None = None) -> Contestant:
+    """With a configuration file, or the built-in one of that name and a GGUF file (None: the default model).
+
+    Raises ConfigError for a wrong configuration.
+    """
     if config is not None:
         load_config(config)  # refused here rather than after the first round's peers
         config = config.absolute()
 
     def command(launch: Launch) -> Sequence[str]:
-        file = config or _written(BUILT_IN[name], launch)
+        file = config or _written(BUILT_IN[name], str(model or DEFAULT_MODEL_SOURCE), launch)
         run_directory = str(_run_directory(launch))
         return headrace_command(
             "up", "--config", str(file), "--port", str(launch.port), "--run-dir", run_directory
@@ -53,10 +59,10 @@ def _run_directory(launch: Launch) -> Path:
     return launch.folder / "run"
 
 
-def _written(options: str, launch: Launch) -> Path:
+def _written(options: str, source: str, launch: Launch) -> Path:
     file = launch.folder / "headrace.toml"
     file.write_text(
-        f'[[models]]\nname = "bench"\nsource = "{DEFAULT_MODEL_SOURCE}"\nmax_model_len = 2048\n'
+        f'[[models]]\nname = "bench"\nsource = "{source}"\nmax_model_len = 2048\n'
         f"num_gpu_blocks_override = {MAX_TOKENS_CACHED // BLOCK_SIZE}\n{options}"
     )
     return file

@@ -15,10 +15,15 @@ QUANTIZATIONS = ("q8_0", "q4_1", "f16")
 NUM_SLOTS = 32  # each has an equal part of the context: 1024 tokens
 
 
-def llama(folder: PeersFolder, instruction_set: InstructionSet) -> list[Contestant] | Absent:
+def llama(
+    folder: PeersFolder, instruction_set: InstructionSet, model: Path | None = None
+) -> list[Contestant] | Absent:
+    """With the default model in several forms, or with this GGUF file."""
     server = folder.llama_build(instruction_set) / "bin" / "llama-server"
     if not server.is_file():
         return Absent(FAMILY, f"no {server}; python -m tests.benchmarks.peers.install {FAMILY}")
+    if model is not None:
+        return [_contestant(server, model.stem, model, instruction_set)]
     return [
         _contestant(server, quantization, folder.gguf(quantization), instruction_set)
         for quantization in QUANTIZATIONS

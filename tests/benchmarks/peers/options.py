@@ -23,6 +23,7 @@ class PeersOptions:
     peers_dir: Path
     peers: tuple[str, ...] | None  # families or names; None: all that are installed
     headrace_configs: tuple[tuple[str, Path | None], ...]  # None: built in
+    model: Path | None  # a GGUF file; None: the default model
     cases: tuple[Case, ...]
     instruction_set: InstructionSet
     num_rounds: int
@@ -44,6 +45,7 @@ def parse_options(arguments: Sequence[str]) -> PeersOptions:
         peers_dir=given.peers_dir.absolute(),
         peers=None if given.peers is None else _listed(given.peers),
         headrace_configs=_configs(given.headrace_config),
+        model=None if given.model is None else given.model.absolute(),
         cases=_cases(given.cases),
         instruction_set=given.isa,
         num_rounds=given.rounds,
@@ -89,6 +91,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME[=FILE]",
         help=f"repeatable; built in: {', '.join(BUILT_IN)}; default: {', '.join(DEFAULTS)}",
     )
+    add(
+        "--model",
+        type=Path,
+        help="a GGUF file with the default model's tokenizer; llama.cpp only, peers/large_model.py",
+    )
     add("--cases", default=",".join(CASES), help="default: %(default)s")
     add("--isa", choices=INSTRUCTION_SETS, default="native", help="avx2: show every server no more")
     add("--rounds", type=int, default=3)
@@ -109,6 +116,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(options: PeersOptions) -> None:
+    if options.model is not None and not options.model.is_file():
+        raise ConfigError(f"{options.model} is no file", "--model")
+    if options.model is not None and any(file for _, file in options.headrace_configs):
+        raise ConfigError("with a configuration file the model stands there", "--model")
     for flag, value, low in (
         ("--rounds", options.num_rounds, 1),
         ("--tries", options.num_tries, 1),

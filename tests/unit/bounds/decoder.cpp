@@ -1,6 +1,7 @@
 // Steps of small decoders: ragged batches, steps that want no token, and some that want one twice.
 #include "decoder.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "bounds.h"
@@ -38,16 +39,19 @@ struct Packed {
 int run_decoder() {
   Team team(2, 50, nullptr);
   const Packed qkv(team, (kHeads + 2 * kKvHeads) * kHeadDim, kHidden, kNoGate);
+  const Packed query(team, kHeads * kHeadDim, kHidden, kNoGate), key(team, kKvHeads * kHeadDim, kHidden, kNoGate);
   const Packed attention_output(team, kHidden, kHeads * kHeadDim, kNoGate);
   const Packed gated(team, 2 * kIntermediate, kHidden, kSilu), down(team, kHidden, kIntermediate, kNoGate);
   const std::vector<float> norm(kHidden, 1.0f), head_norm(kHeadDim, 1.0f), table(kPositions * kHeadDim / 2, 0.5f);
   int num_steps = 0;
   for (bool has_all : {false, true}) {  // every norm and multiplier that a family may have
     const float *change_norm = has_all ? norm.data() : nullptr, *of_heads = has_all ? head_norm.data() : nullptr;
-    const DecoderLayer layer{&qkv.weights, &attention_output.weights, &gated.weights, &down.weights, norm.data(),
-                             of_heads,     of_heads,                  change_norm,    norm.data(),   change_norm,
-                             table.data(), table.data(),              kHeadDim / 2,   has_all ? 3 : 0};
-    const std::vector<DecoderLayer> layers(kNumLayers, layer);
+    DecoderLayer layer{{&qkv.weights}, &attention_output.weights, &gated.weights, &down.weights, norm.data(),
+                       of_heads,       of_heads,                  change_norm,    norm.data(),   change_norm,
+                       table.data(),   table.data(),              kHeadDim / 2,   has_all ? 3 : 0};
+    std::vector<DecoderLayer> layers(kNumLayers, layer);
+    const LinearWeights* const apart[kMostQkvParts] = {&query.weights, &key.weights, &key.weights};
+    std::copy_n(apart, kMostQkvParts, layers[1].qkv);
     const Decoder decoder{layers.data(), kNumLayers, kHidden, kHeads, norm.data(), 1e-5f, 0.25f, has_all ? 5.0f : 0.0f,
                           has_all ? 0.5f : 1.0f};
     std::vector<std::vector<float>> memory(2 * kNumLayers,

@@ -20,20 +20,23 @@ void headrace_linear_rows(const LinearWeights* weights, const int64_t* rows, int
 
 int run_linear() {
   constexpr uint16_t kOne = 0x3c00;  // 1.0 in half precision
-  const int64_t inputs[] = {1, 31, 64, 192, 576, 1056};
+  const int64_t inputs[] = {1, 31, 48, 64, 192, 576, 1056};
   const int64_t outputs[] = {2, 50};
   const int64_t rows[] = {0, 1, 3, 5, 17, 70, 300};
   Team team(2, 50, nullptr);
   int num_calls = 0;
-  for (int format = 0; format < 7; ++format)
+  constexpr int kNumFormats = 8;
+  for (int kind = 0; kind <= kNumFormats; ++kind)
     for (int64_t num_inputs : inputs)
       for (int64_t num_outputs : outputs)
         for (int gate = 0; gate < 3; ++gate) {
           const std::vector<float> channel_scales(num_outputs, 1.0f), bias(num_outputs, 1.0f);
-          LinearWeights weights{nullptr, bias.data(), num_inputs, num_outputs, WeightFormat(format), Gate(gate)};
+          const bool is_bytes = kind == kNumFormats;  // 4-bit weights again, with 8-bit activations
+          const WeightFormat format = is_bytes ? WeightFormat::kInt4Group32 : WeightFormat(kind);
+          LinearWeights weights{nullptr, bias.data(), num_inputs, num_outputs, format, Gate(gate), is_bytes ? 8 : 16};
           const Layout layout(weights);
           const bool has_groups = layout.header_bytes > 0;
-          if (has_groups && num_inputs % 64) continue;
+          if (has_groups && num_inputs % layout.segment) continue;
           const int64_t groups = has_groups ? layout.num_segments : 1, width = gate ? num_outputs / 2 : num_outputs;
           const int64_t value_bytes = layout.is_float ? layout.value_bits / 8 : 1;
           const std::vector<uint8_t> values(num_outputs * num_inputs * value_bytes, 7);
