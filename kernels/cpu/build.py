@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import struct
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -50,6 +53,7 @@ INSTRUCTION_SET_VARIABLE = "HEADRACE_CPU_ISA"
 """In the environment: the instruction set of whoever names none, instead of `native`."""
 
 _COMPILE_TIMEOUT_S = 300
+_SCRATCH_PREFIX = "unfinished-"
 _ELF_HEADER = struct.Struct("<4s36xQ10xHH2x")  # magic; the section table's offset, entry size and length
 
 
@@ -78,7 +82,8 @@ def built_library(instruction_set: str | None = None) -> Path:
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            _remove_abandoned(folder)
+            with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=folder) as scratch:
                 fresh = Path(scratch) / name
                 _compile(compiler, flags, fresh)
                 # Atomic: engines that start at once each build their own and the last one stays.
@@ -91,10 +96,23 @@ def built_library(instruction_set: str | None = None) -> Path:
     )
 
 
-def _compiler() -> str:
-    for candidate in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        if candidate and (found := shutil.which(candidate)):
-            return found
+def _remove_abandoned(folder: Path) -> None:
+    """What a compilation left that was killed."""
+    for scratch in folder.glob(f"{_SCRATCH_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another process removes it, too
+            if time.time() - scratch.stat().st_mtime > 2 * _COMPILE_TIMEOUT_S:
+                shutil.rmtree(scratch)
+
+
+def _compiler() -> list[str]:
+    """With what `CXX` adds to it, as in "ccache g++"."""
+    for candidate in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
+        try:
+            program, *options = shlex.split(candidate) or [""]
+        except ValueError as error:
+            raise BackEndUnavailable(f"CXX is {candidate!r}: {error}") from error
+        if found := shutil.which(program):
+            return [found, *options]
     raise BackEndUnavailable(
         "no C++ compiler found for the CPU kernels (install g++, or set CXX to a compiler)"
     )
@@ -147,8 +165,8 @@ def user_cache_folder() -> Path:
         return _FOLDER / "build"
 
 
-def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
-    run_compiler([compiler, *flags], _sources(), target, ["-shared"])
+def _compile(compiler: Sequence[str], flags: tuple[str, ...], target: Path) -> None:
+    run_compiler([*compiler, *flags], _sources(), target, ["-shared"])
 
 
 def run_compiler(command: Sequence[str], sources: Iterable[Path], target: Path, link: Sequence[str]) -> None:

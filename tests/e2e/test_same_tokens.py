@@ -26,6 +26,9 @@ from tests.http_client import send
 from tests.stack import Stack
 
 MAX_TOKENS = 24
+EXACT_MODEL = default_model().model_copy(
+    update={"activation_dtype": "int16"}
+)  # as near to transformers as can be
 GREEDY = SamplingParams(max_tokens=MAX_TOKENS, seed=0, temperature=0.0)
 
 
@@ -40,7 +43,7 @@ class World:
 @pytest.fixture(scope="module")
 def world(transformers_model: Any) -> World:
     use_threads(2)
-    loaded = load_model(default_model())
+    loaded = load_model(EXACT_MODEL)
     tokenizer = Tokenizer(loaded.text_bundle)
     prompts = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in PROMPTS]
     outputs = run_all_at_once(make_engine(loaded, enable_prefix_caching=False), prompts)
@@ -55,9 +58,7 @@ def make_engine(
     force_preemption_every: int = 0,
     **changes: Any,
 ) -> Engine:
-    config = default_model().model_copy(
-        update={"max_model_len": 512, "num_gpu_blocks_override": 1024, **changes}
-    )
+    config = EXACT_MODEL.model_copy(update={"max_model_len": 512, "num_gpu_blocks_override": 1024, **changes})
     runner = ModelRunner(config, loaded, num_threads=2)
     served = ServedModel(runner, runner.model_card, runner.text_bundle)
     return build_engine(config, served, execution=execution, force_preemption_every=force_preemption_every)
@@ -121,7 +122,7 @@ def test_preemption_changes_no_token(world, overlaps):
 
 
 def test_the_whole_stack_gives_the_same_text(world, redis_url):
-    model = default_model().model_copy(update={"engines": 2, "num_threads": 1})
+    model = EXACT_MODEL.model_copy(update={"engines": 2, "num_threads": 1})
     with Stack(redis_url, {"models": [model.model_dump()]}) as stack:
         key = stack.key()
 
