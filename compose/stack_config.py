@@ -71,14 +71,16 @@ def with_flags(
 def with_compute_threads(config: HeadraceConfig, num_cores: int) -> HeadraceConfig:
     """Divides the cores between the engines that name no number of threads themselves.
 
-    A single engine chooses itself: it has them all to measure with.
+    A single engine chooses itself: it has them all to measure with. So does one with processors of its own.
     """
-    num_engines = sum(model.engines for model in config.models)
+    num_engines = sum(model.engines for model in config.models if model.cpus is None)
     if num_engines == 1:
         return config
     share = max(1, num_cores // max(1, num_engines))
     models = [
-        model if model.num_threads is not None else model.model_copy(update={"num_threads": share})
+        model
+        if model.num_threads is not None or model.cpus is not None
+        else model.model_copy(update={"num_threads": share})
         for model in config.models
     ]
     return config.model_copy(update={"models": models})

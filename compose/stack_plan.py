@@ -29,6 +29,7 @@ class EnginePlace:
     engine_id: EngineId
     model: str
     index: int  # over all engines of the stack
+    cpus: str | None  # to which it is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,16 @@ class StackPlan:
     admin_token: str
 
     def places(self) -> list[EnginePlace]:
-        names = [
-            (EngineId(f"{model.name}-{number}"), model.name)
-            for model in self.config.models
-            for number in range(model.engines)
+        numbered = [(model, number) for model in self.config.models for number in range(model.engines)]
+        return [
+            EnginePlace(
+                EngineId(f"{model.name}-{number}"),
+                model.name,
+                index,
+                None if model.cpus is None else model.cpus[number],
+            )
+            for index, (model, number) in enumerate(numbered)
         ]
-        return [EnginePlace(engine_id, model, index) for index, (engine_id, model) in enumerate(names)]
 
     def engine(self, place: EnginePlace) -> ServiceSpec:
         command = headrace(
@@ -56,6 +61,7 @@ class StackPlan:
             "--model", place.model,
             "--engine-id", place.engine_id,
             "--bind", f"ipc://{self.run_directory.socket_file(place.index)}",
+            *(() if place.cpus is None else ("--cpus", place.cpus)),
         )  # fmt: skip
         environment = _environment({REDIS_URL: self.redis_url})
         return ServiceSpec(place.engine_id, command, environment, ENGINE_STOP_TIMEOUT_S)

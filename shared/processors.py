@@ -1,12 +1,16 @@
-"""The processors that this process may compute on."""
+"""The processors that this process may compute on, and how it is kept to some of them."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from shared.errors import ConfigError
+
+_PART = re.compile(r"(?P<first>\d{1,5})(-(?P<last>\d{1,5}))?")
 _CGROUP = Path("/sys/fs/cgroup")  # of the container, or of the whole machine where there is none
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
@@ -27,6 +31,31 @@ def usable_processors() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def parse_processors(text: str) -> list[int]:
+    """Of a list as Linux writes it, such as "0-3,8". Raises ValueError for anything else."""
+    found: set[int] = set()
+    for part in text.split(","):
+        if (match := _PART.fullmatch(part.strip())) is None:
+            raise ValueError(f"{text!r} is no list of processors such as 0-3,8")
+        first = int(match["first"])
+        last = int(match["last"] or first)
+        if last < first:
+            raise ValueError(f"{text!r} has {part.strip()!r}, which ends before it begins")
+        found.update(range(first, last + 1))
+    return sorted(found)
+
+
+def stay_on(processors: Iterable[int]) -> None:
+    """Keeps this process to them, all threads that it starts from now on included. Raises ConfigError."""
+    wanted, usable = set(processors), set(usable_processors())
+    if not hasattr(os, "sched_setaffinity"):
+        raise ConfigError("this system does not let a process choose its processors", "cpus")
+    if missing := sorted(wanted - usable):
+        named = ", ".join(map(str, missing))
+        raise ConfigError(f"this process may not run on the processors {named}; it may on {sorted(usable)}", "cpus")
+    os.sched_setaffinity(0, wanted)
 
 
 def num_cores(processors: Iterable[int], topology: Path) -> int:

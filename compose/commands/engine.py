@@ -25,6 +25,10 @@ def engine(
         str | None,
         typer.Option("--advertise", help="Endpoint that gateways connect to; default: the one of --bind."),
     ] = None,
+    cpus: Annotated[
+        str | None,
+        typer.Option("--cpus", metavar="LIST", help="Processors to keep to, such as 0-3,8; default: all."),
+    ] = None,
 ) -> None:
     """Run one engine. Needs HEADRACE_REDIS_URL."""
     import gc  # local: see compose/cli.py
@@ -49,6 +53,7 @@ def engine(
         engine_id=EngineId(engine_id or f"{chosen.name}-{socket.gethostname()}"),
         bind=bind,
         advertise=advertise,
+        cpus=cpus,
         redis_url=redis_url(settings) or required_secret(REDIS_URL),
         namespace=settings.redis.namespace,
     )

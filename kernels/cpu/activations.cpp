@@ -1,5 +1,6 @@
 #include "activations.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -23,6 +24,7 @@ T* grown(std::vector<T>& vector, int64_t size) {
 struct RowScratch {
   std::vector<float> normed;
   std::vector<int16_t> quantized;
+  std::vector<int32_t> largest;
 };
 
 RowScratch& row_scratch() {
@@ -104,7 +106,10 @@ void place_bytes(const float* x, const Activations& target, int64_t tile, int64_
   uint8_t* quads = target.tile(tile) + r * 4;
   float* sums = target.group_sums + first * target.num_groups + r;
   QuadFactor* factors = target.factors + first * target.num_groups + r;
-  const int32_t bits = largest_bits(x, target.num_inputs);
+  int32_t* largest = grown(row_scratch().largest, target.num_groups);  // of each group
+  for (int64_t group = 0; group < target.num_groups; ++group)
+    largest[group] = largest_bits(x + group * kInputMultiple, kInputMultiple);
+  const int32_t bits = *std::max_element(largest, largest + target.num_groups);
   const bool is_finite = bits < 0x7f800000, is_zero = !is_finite || as_float(bits) < kSmallestMagnitude;
   const float scale = is_zero ? 0.0f : as_float(bits) / (kLargestByte * kLargestFactor);
   target.scales[first + r] = is_finite ? scale : NAN;
@@ -112,7 +117,7 @@ void place_bytes(const float* x, const Activations& target, int64_t tile, int64_
     alignas(32) int8_t bytes[kInputMultiple] = {};
     int32_t factor = 1, total = 0;
     if (!is_zero) {
-      const float share = as_float(largest_bits(x, kInputMultiple)) / as_float(bits);
+      const float share = as_float(largest[group]) / as_float(bits);
       factor = std::max(1, int32_t(std::ceil(share * kLargestFactor)));
       store_rounded_quads(bytes, x, 1.0f / (float(factor) * scale));
     }

@@ -44,6 +44,8 @@ class Ceilings:
         """float32, fused multiply-add."""
         self.pairs_gmac_s = 0.0
         """int16, by the sums of pairs of products that vector registers have."""
+        self.quads_gmac_s = 0.0
+        """int8 with unsigned 4-bit numbers, whose sums of products 16 bits can hold for a while."""
         self.amx_gmac_s = 0.0
         """int16 with int8, each number in two halves; 0 without AMX."""
         self.refresh()
@@ -56,6 +58,7 @@ class Ceilings:
     def refresh(self) -> None:
         self.float_gmac_s = max(self.float_gmac_s, self._burst("ceiling_float"))
         self.pairs_gmac_s = max(self.pairs_gmac_s, self._burst("ceiling_pairs"))
+        self.quads_gmac_s = max(self.quads_gmac_s, self._burst("ceiling_quads"))
         self.amx_gmac_s = max(self.amx_gmac_s, self._burst("ceiling_amx"))
 
     def read(self, memory: Tensor) -> None:

@@ -30,6 +30,15 @@ constexpr int64_t kFloats = 8;
   "vpmaddwd " REGISTER(14) ", " REGISTER(15) ", " REGISTER(spare) "\n vpaddd " \
   REGISTER(spare) ", " REGISTER(sum) ", " REGISTER(sum) "\n"
 #endif
+#if defined(__AVX512VNNI__)
+#define QUAD_SUM(sum, spare) "vpdpbusd " REGISTER(14) ", " REGISTER(15) ", " REGISTER(sum) "\n"
+#elif defined(__AVXVNNI__)
+#define QUAD_SUM(sum, spare) "{vex} vpdpbusd " REGISTER(14) ", " REGISTER(15) ", " REGISTER(sum) "\n"
+#else
+#define QUAD_SUM(sum, spare)                                                       \
+  "vpmaddubsw " REGISTER(14) ", " REGISTER(15) ", " REGISTER(spare) "\n vpaddw " \
+  REGISTER(spare) ", " REGISTER(sum) ", " REGISTER(sum) "\n"
+#endif
 #define CLOBBERED \
   "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm14", "xmm15"
 #define CLEAR_FACTORS                                                                       \
@@ -54,6 +63,12 @@ void add_pairs(int64_t rounds) {
   for (int64_t i = 0; i < rounds; ++i)
     asm volatile(PAIR_SUM(0, 8) PAIR_SUM(1, 9) PAIR_SUM(2, 10) PAIR_SUM(3, 11) PAIR_SUM(4, 8) PAIR_SUM(5, 9)
                      PAIR_SUM(6, 10) PAIR_SUM(7, 11)::: CLOBBERED);
+}
+
+void add_quads(int64_t rounds) {
+  for (int64_t i = 0; i < rounds; ++i)
+    asm volatile(QUAD_SUM(0, 8) QUAD_SUM(1, 9) QUAD_SUM(2, 10) QUAD_SUM(3, 11) QUAD_SUM(4, 8) QUAD_SUM(5, 9)
+                     QUAD_SUM(6, 10) QUAD_SUM(7, 11)::: CLOBBERED);
 }
 
 template <class Body>
@@ -83,6 +98,12 @@ int64_t ceiling_float(Team* team, int64_t rounds) {
 int64_t ceiling_pairs(Team* team, int64_t rounds) {
   on_all(*team, [&](int64_t) { add_pairs(rounds); });
   return rounds * 8 * 2 * kFloats * team->num_threads();
+}
+
+// Quads of products of bytes, in int16 or int32.
+int64_t ceiling_quads(Team* team, int64_t rounds) {
+  on_all(*team, [&](int64_t) { add_quads(rounds); });
+  return rounds * 8 * 4 * kFloats * team->num_threads();
 }
 
 // int16 activations, in two halves, with int8 weights by AMX; 0 where there is none.

@@ -4,8 +4,8 @@
 
 Prints Markdown for docs/PERFORMANCE.md. Every layer of a model in turn, so that one row measures memory and
 not a cache; all formats in turn, so that they share what else the machine does. Times are the sums over
-layers of the best of each layer's repeats: what a quiet machine would take. "of ceiling" is the share of what
-the machine multiplies with instructions that wait for nothing (float32, or 16-bit integers: ceilings.py);
+layers of the best of each layer's repeats: what a quiet machine would take. "of ceiling" is the share of
+what the machine multiplies with instructions that wait for nothing (in float32, int16 or int8: ceilings.py);
 "of reading" of the rate at which the same memory is read by instructions that do nothing else. torch may
 use more than AVX2 unless MKL_ENABLE_INSTRUCTIONS=AVX2 and ONEDNN_MAX_CPU_ISA=AVX2 are set.
 """
@@ -30,7 +30,8 @@ from kernels.quantized_reference import FORMATS
 from tests.benchmarks.ceilings import Ceilings, machine
 
 FLOATS = tuple(each.name for each in FLOAT_FORMATS.values())
-DEFAULT_FORMATS = ("float32", "bfloat16", "int8_group64", "int8_group32", "int4_group32")
+DEFAULT_FORMATS = ("float32", "bfloat16", "int8_group64", "int8_group32", "int4_group32/16", "int4_group32/8")
+"""Behind the stroke: the bits of activations, 16 if there is none."""
 ROWS = (1, 4, 8, 16, 32, 128, 512)
 SECONDS_PER_CASE = 0.5
 MIN_ROUNDS = 3
@@ -110,9 +111,16 @@ def layers_of(model: Model, formats: Sequence[str], team: Team, library: LinearL
     ]
     all_layers = [Layers("torch float32", tuple(weights), tuple(dense))]
     for format_name in formats:
+        weight_name, _, bits = format_name.partition("/")
         packed = tuple(
             PackedLinear.from_float(
-                weight, format_name, gate=shape.gate, team=team, memory=memory, library=library
+                weight,
+                weight_name,
+                gate=shape.gate,
+                activation_bits=8 if bits == "8" else 16,
+                team=team,
+                memory=memory,
+                library=library,
             )
             for weight, shape in zip(weights, shapes, strict=True)
         )
@@ -161,13 +169,18 @@ def print_model(
         for each in all_layers:
             taken = seconds[each.format_name]
             rate = num_weights * num_rows / taken / 1e9
-            is_float = each.format_name in ("torch float32", *FLOATS)
-            ceiling = top.float_gmac_s if is_float else top.integer_gmac_s
+            ceiling = _ceiling(top, each.format_name)
             print(
                 f"| {num_rows} | {each.format_name} | {taken * 1e3:.2f} | {rate:.1f} | {rate / ceiling:.0%} "
                 f"| {each.num_bytes / taken / 1e9:.1f} | {reading[each.format_name] / taken:.0%} |",
                 flush=True,
             )
+
+
+def _ceiling(top: Ceilings, format_name: str) -> float:
+    if format_name in ("torch float32", *FLOATS):
+        return top.float_gmac_s
+    return top.quads_gmac_s if format_name.endswith("/8") else top.integer_gmac_s
 
 
 def _reading(top: Ceilings, part: Tensor) -> Call:
@@ -186,6 +199,7 @@ def print_ceilings(top: Ceilings, instruction_set: str, num_threads: int) -> Non
         print(f"| read {num_bytes >> 20} MiB | {top.read_gb_s(num_bytes):.1f} GB/s |")
     print(f"| float32 multiply-accumulate | {top.float_gmac_s:.0f} GMAC/s |")
     print(f"| int16 sums of pairs | {top.pairs_gmac_s:.0f} GMAC/s |")
+    print(f"| int8 sums of quads | {top.quads_gmac_s:.0f} GMAC/s |")
     if top.amx_gmac_s:
         print(f"| int16 with int8 by AMX | {top.amx_gmac_s:.0f} GMAC/s |")
     print(flush=True)
@@ -197,7 +211,12 @@ def main() -> None:
         "--instruction-set", default=default_instruction_set(), choices=sorted(INSTRUCTION_SETS)
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--formats", default=",".join(DEFAULT_FORMATS), help=", ".join((*FLOATS, *FORMATS)))
+    known = ", ".join((*FLOATS, *FORMATS))
+    parser.add_argument(
+        "--formats",
+        default=",".join(DEFAULT_FORMATS),
+        help=f"{known}; int4_group32/8 is with 8-bit activations",
+    )
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--models", default=",".join(model.name for model in MODELS))
     options = parser.parse_args()

@@ -321,3 +321,18 @@ def test_a_second_signal_stops_at_once(up: Callable[..., UpProcess]) -> None:
     assert one.ended() == 130
     assert time.monotonic() - started_at < DEATH_LIMIT_S
     assert none_is_alive(pids_of(stack))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor only")
+def test_each_engine_keeps_to_its_processors(up):
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    config = CONFIG + f'engines = 2\ncpus = ["{second}", "{first}"]\n'
+    stack = up("a", config=config).ready()
+    kept = [os.sched_getaffinity(stack.pids.engines[f"fake-{number}"]) for number in (0, 1)]
+    assert kept == [{second}, {first}]
+
+
+def test_processors_that_an_engine_may_not_use_end_the_start(up):
+    process = up("a", config=CONFIG + 'cpus = ["99999"]\n')
+    assert process.ended() != 0
+    assert "may not run on the processors 99999" in process.log

@@ -125,6 +125,26 @@ def test_an_engine_that_is_alone_chooses_its_threads_itself() -> None:
     assert with_compute_threads(alone, num_cores=8).models[0].num_threads is None
 
 
+def test_an_engine_with_processors_of_its_own_chooses_its_threads_itself() -> None:
+    bound = ModelConfig(name="bound", source="org/bound", engines=2, cpus=["0-3", "4-7"])
+    others = [*two_models().models, bound]
+    config = with_compute_threads(HeadraceConfig(models=others), num_cores=9)
+    assert [model.num_threads for model in config.models] == [3, 7, None]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "named"),
+    [
+        (["0"], "cpus has 1 entries for 2 engines"),
+        (["0", "1-"], "'1-' is no list of processors"),
+        ("0-3", "cpus"),
+    ],
+)
+def test_processors_that_cannot_be_are_named(cpus: object, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        parse_config({"models": [{"name": "m", "source": "fake:", "engines": 2, "cpus": cpus}]})
+
+
 def test_secrets_come_from_the_environment() -> None:
     config = parse_config({"redis": {"url": "redis://in-the-file"}})
     assert redis_url(config, {"HEADRACE_REDIS_URL": "redis://first"}) == "redis://first"

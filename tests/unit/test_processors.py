@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from shared.processors import num_compute_cores, num_cores, quota, usable_processors
+from shared.errors import ConfigError
+from shared.processors import (
+    num_compute_cores,
+    num_cores,
+    parse_processors,
+    quota,
+    stay_on,
+    usable_processors,
+)
 
 
 def write_topology(path: Path, siblings: dict[int, str]) -> Path:
@@ -17,6 +25,24 @@ def write_topology(path: Path, siblings: dict[int, str]) -> Path:
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{listed}\n")
     return path
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("3", [3]), ("0-3,8", [0, 1, 2, 3, 8]), ("5, 1-2,2", [1, 2, 5])]
+)
+def test_lists_of_processors(text: str, expected: list[int]) -> None:
+    assert parse_processors(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "3-1", "1,,2", "1-2-3", "999999"])
+def test_what_is_no_list_of_processors(text: str) -> None:
+    with pytest.raises(ValueError, match=repr(text)):
+        parse_processors(text)
+
+
+def test_a_processor_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match="may not run on the processors 99999"):
+        stay_on([usable_processors()[0], 99999])
 
 
 def test_hardware_threads_of_one_core_count_once(tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ class Report:
                 "Ceilings (AVX2, best bursts just before): "
                 f"{about.ceilings.read_gb_s:.1f} GB/s reading 1 GiB, "
                 f"{about.ceilings.float32_gmac_s:.0f} GMAC/s in float32, "
-                f"{about.ceilings.int16_gmac_s:.0f} in int16."
+                f"{about.ceilings.int16_gmac_s:.0f} in int16, "
+                f"{about.ceilings.int8_gmac_s:.0f} in int8 with 4-bit weights."
             )
         yield (
             f"`{about.command}`; rounds: {about.num_rounds}, each with every server afresh, in turns. "
