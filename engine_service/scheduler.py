@@ -337,8 +337,8 @@ class Scheduler:
     ) -> bool:
         """Whether the next step is sure to take all that is missing, where this one would take a part.
 
-        A part would make this step longer for everybody in it, and the first token come no sooner. `budget` is
-        what is left of `step_budget`.
+        A part would make this step longer for everybody in it, and the first token come no sooner. `budget`
+        is what is left of `step_budget`.
         """
         num_cached = len(prefix.block_ids) * self._block_size + prefix.num_tail_tokens
         num_missing = sequence.num_missing_tokens - num_cached

@@ -81,7 +81,7 @@ class ModelConfig(Section):
     weight_cache: bool = True  # keep what was packed for this processor on disk, beside the model if possible
     seed: int = Field(0, ge=0)
     num_threads: int | None = Field(None, ge=1)  # None: the cores, divided by the engines
-    # Processors of each engine, in the form of Linux ("0-3,8"): one entry for each. None: wherever there is room.
+    # Processors of each engine, in the form of Linux ("0-3,8"), one entry for each; None: all that there are.
     cpus: list[str] | None = None
     watchdog_timeout_s: float = Field(300.0, gt=0)  # no step done in so long though there is work: give up
     max_queued_requests: int = Field(1024, ge=1)

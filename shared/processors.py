@@ -54,7 +54,9 @@ def stay_on(processors: Iterable[int]) -> None:
         raise ConfigError("this system does not let a process choose its processors", "cpus")
     if missing := sorted(wanted - usable):
         named = ", ".join(map(str, missing))
-        raise ConfigError(f"this process may not run on the processors {named}; it may on {sorted(usable)}", "cpus")
+        raise ConfigError(
+            f"this process may not run on the processors {named}; it may on {sorted(usable)}", "cpus"
+        )
     os.sched_setaffinity(0, wanted)
 
 
