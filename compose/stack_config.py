@@ -9,6 +9,7 @@ import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from shared.config import (
     DEFAULT_MODEL_NAME,
@@ -68,12 +69,37 @@ def with_flags(
     return parse_config(document)  # a flag is checked as if it stood in the file
 
 
+def with_engines(config: HeadraceConfig, nodes: list[list[int]]) -> HeadraceConfig:
+    """One engine for each NUMA node, kept to its processors, where the configuration leaves the number open.
+
+    `nodes`: the processors of each. An engine whose threads are on two of them reads half of its weights
+    through the link between them. Within a node one engine with all cores is best (docs/PERFORMANCE.md).
+    Several models get an engine each, for which the system finds room. The memory for keys and values is that
+    of one engine, divided.
+    """
+    if len(config.models) != 1 or len(nodes) < 2:
+        return config
+    model = config.models[0]
+    is_placed = model.engines is not None or model.cpus is not None or model.num_threads is not None
+    if is_placed or model.device != "cpu" or model.kv_events_endpoint is not None:
+        return config
+    placed: dict[str, Any] = {
+        "engines": len(nodes),
+        "cpus": [",".join(map(str, processors)) for processors in nodes],
+    }
+    if model.runner == "generate":
+        placed["gpu_memory_utilization"] = model.gpu_memory_utilization / len(nodes)
+        if model.kv_cache_memory_bytes is not None:
+            placed["kv_cache_memory_bytes"] = max(1, model.kv_cache_memory_bytes // len(nodes))
+    return config.model_copy(update={"models": [model.model_copy(update=placed)]})
+
+
 def with_compute_threads(config: HeadraceConfig, num_cores: int) -> HeadraceConfig:
     """Divides the cores between the engines that name no number of threads themselves.
 
     A single engine chooses itself: it has them all to measure with. So does one with processors of its own.
     """
-    num_engines = sum(model.engines for model in config.models if model.cpus is None)
+    num_engines = sum(model.num_engines for model in config.models if model.cpus is None)
     if num_engines == 1:
         return config
     share = max(1, num_cores // max(1, num_engines))

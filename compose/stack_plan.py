@@ -43,7 +43,7 @@ class StackPlan:
     admin_token: str
 
     def places(self) -> list[EnginePlace]:
-        numbered = [(model, number) for model in self.config.models for number in range(model.engines)]
+        numbered = [(model, number) for model in self.config.models for number in range(model.num_engines)]
         return [
             EnginePlace(
                 EngineId(f"{model.name}-{number}"),

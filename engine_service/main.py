@@ -130,7 +130,7 @@ def load_served_model(config: ModelConfig) -> ServedModel:
     use_threads(num_threads)
     loaded = load_model(config, num_threads)
     runner = ModelRunner(config, loaded, num_threads=num_threads)
-    if config.num_threads is None and config.engines == 1:  # else others measure at the same time
+    if config.num_threads is None and config.has_own_processors:  # else others measure at the same time
         runner.choose_num_threads()
     if runner.is_native:  # torch's own threads would fight with those for the cores
         use_threads(1)

@@ -239,9 +239,8 @@ class Scheduler:
         budget = max(num_decoding, self.limits.max_num_tokens(num_decoding))
         budget = min(budget, self._max_num_batched_tokens)
         rows = self._schedule_running(budget, num_decoding)
-        budget -= sum(row.num_tokens for row in rows)
         if self.num_preemptions == num_preemptions:  # else there is no room for anybody
-            rows += self._admit_waiting(budget)
+            self._admit_waiting(budget, rows)
         if not rows:
             return None
         plan = StepPlan(rows, sum(row.num_tokens for row in rows), self._tables.finish_plan())
@@ -315,27 +314,41 @@ class Scheduler:
                 self._preempt(victim)
         return rows
 
-    def _admit_waiting(self, budget: int) -> list[ScheduledRow]:
-        rows: list[ScheduledRow] = []
-        while budget > 0:
-            sequence = self._queue.head()
-            if sequence is None or not self._admit(sequence):
-                break  # no overtaking: a small request must not starve a large one
+    def _admit_waiting(self, step_budget: int, rows: list[ScheduledRow]) -> None:
+        """Adds to `rows`, which the running ones have."""
+        budget = step_budget - sum(row.num_tokens for row in rows)
+        while budget > 0 and (sequence := self._queue.head()) is not None:
+            prefix = self._tables.find_prefix(sequence)
+            # No overtaking: a small request must not starve a large one.
+            if not self._fits(sequence, prefix) or self._waits_to_be_whole(
+                sequence, prefix, budget, step_budget
+            ):
+                break
+            self._queue.admit(sequence)
+            self._run(sequence, prefix)
             num_tokens = self._chunk_of(sequence, budget)
             grew = self._tables.grow(sequence, num_tokens)
             assert grew, "admission has checked the blocks"
             rows.append(self._plan_row(sequence, num_tokens))
             budget -= num_tokens
-        return rows
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """Moves the sequence to the running ones, on top of its cached prefix, if it fits."""
-        prefix = self._tables.find_prefix(sequence)
-        if not self._fits(sequence, prefix):
-            return False
-        self._queue.admit(sequence)
-        self._run(sequence, prefix)
-        return True
+    def _waits_to_be_whole(
+        self, sequence: Sequence, prefix: CachedPrefix, budget: int, step_budget: int
+    ) -> bool:
+        """Whether the next step is sure to take all that is missing, where this one would take a part.
+
+        A part would make this step longer for everybody in it, and the first token come no sooner. `budget`
+        is what is left of `step_budget`. Nobody waits so in a step of decoding rows alone: what they leave is
+        what fits.
+        """
+        num_cached = len(prefix.block_ids) * self._block_size + prefix.num_tail_tokens
+        num_missing = sequence.num_missing_tokens - num_cached
+        fits_whole = num_missing <= min(self._max_row_tokens, step_budget - len(self._running))
+        return (
+            budget < num_missing
+            and fits_whole
+            and all(each.num_missing_tokens <= 1 for each in self._running)
+        )
 
     def _run(self, sequence: Sequence, prefix: CachedPrefix) -> None:
         self._tables.start(sequence, prefix)

@@ -99,5 +99,5 @@ def overlaps_steps(config: ModelConfig) -> bool:
 
 def num_compute_threads(config: ModelConfig) -> int:
     """As configured, or this process's cores, shared out among engines that have the same ones."""
-    num_sharing = 1 if config.cpus is not None else max(1, config.engines)
+    num_sharing = 1 if config.has_own_processors else max(1, config.num_engines)
     return config.num_threads or max(1, num_compute_cores() // num_sharing)

@@ -22,7 +22,7 @@ class Probes:
         missing = [
             model.name
             for model in self._services.config.models
-            if model.engines > 0 and not self._services.pool.ready(model.name)
+            if model.num_engines > 0 and not self._services.pool.ready(model.name)
         ]
         is_ready = not missing and not self._services.is_draining
         return _json(is_ready, {"ready": is_ready, "models_without_engine": missing})

@@ -64,7 +64,8 @@ class ModelConfig(Section):
 
     name: Name
     source: str  # package:NAME, a .gguf file, a Hugging Face directory, or a hub id
-    engines: int = Field(1, ge=0, le=64)
+    # None: `headrace up` chooses (one for each NUMA node, if it is the only model); elsewhere one.
+    engines: int | None = Field(None, ge=0, le=64)
     max_model_len: int | None = Field(None, ge=1)  # None: what the model was trained for
     max_num_seqs: int = Field(64, ge=1, le=4096)
     # Of a step; on GPUs 2048. Who comes while a CPU computes one waits for its end.
@@ -105,6 +106,15 @@ class ModelConfig(Section):
     normalize: bool = True  # vectors of length 1
     is_matryoshka: bool | None = None  # whether clients may shorten vectors; None: what the files declare
 
+    @property
+    def num_engines(self) -> int:
+        return 1 if self.engines is None else self.engines
+
+    @property
+    def has_own_processors(self) -> bool:
+        """Whether no other engine of this model computes on the same ones."""
+        return self.num_engines == 1 or self.cpus is not None
+
     @model_validator(mode="before")
     @classmethod
     def _steps_fit_the_device(cls, given: Any) -> Any:
@@ -129,8 +139,8 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _every_engine_has_its_processors(self) -> ModelConfig:
         if self.cpus is not None:
-            if len(self.cpus) != self.engines:
-                raise ValueError(f"cpus has {len(self.cpus)} entries for {self.engines} engines")
+            if len(self.cpus) != self.num_engines:
+                raise ValueError(f"cpus has {len(self.cpus)} entries for {self.num_engines} engines")
             for processors in self.cpus:
                 parse_processors(processors)
         return self
@@ -148,7 +158,7 @@ class ModelConfig(Section):
         endpoints = (self.kv_events_endpoint, self.kv_events_replay_endpoint)
         if self.kv_events_endpoint is None and self.kv_events_replay_endpoint is not None:
             raise ValueError("kv_events_replay_endpoint is of no use without kv_events_endpoint")
-        if self.engines > 1 and any(endpoint and "{engine_id}" not in endpoint for endpoint in endpoints):
+        if self.num_engines > 1 and any(endpoint and "{engine_id}" not in endpoint for endpoint in endpoints):
             raise ValueError("several engines cannot share a kv_events endpoint: put {engine_id} in it")
         return self
 

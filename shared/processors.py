@@ -13,6 +13,7 @@ from shared.errors import ConfigError
 _PART = re.compile(r"(?P<first>\d{1,5})(-(?P<last>\d{1,5}))?")
 _CGROUP = Path("/sys/fs/cgroup")  # of the container, or of the whole machine where there is none
 _TOPOLOGY = Path("/sys/devices/system/cpu")
+_NODES = Path("/sys/devices/system/node")
 
 
 def num_compute_cores() -> int:
@@ -31,6 +32,28 @@ def usable_processors() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def numa_nodes() -> list[list[int]]:
+    """The processors of each NUMA node that this process may use; one node where a quota shares them out."""
+    processors = usable_processors()
+    if quota(_CGROUP) < len(processors):
+        return [processors]
+    return nodes_of(processors, _NODES)
+
+
+def nodes_of(processors: Iterable[int], nodes: Path) -> list[list[int]]:
+    """`processors` by the node that they belong to; `nodes`: /sys/devices/system/node."""
+    usable = set(processors)
+    found: list[list[int]] = []
+    for file in sorted(nodes.glob("node[0-9]*/cpulist"), key=lambda file: int(file.parent.name[4:])):
+        try:
+            of_node = usable.intersection(parse_processors(file.read_text()))
+        except (OSError, ValueError):  # ValueError: a node that has memory only
+            continue
+        if of_node:
+            found.append(sorted(of_node))
+    return found if sum(map(len, found)) == len(usable) else [sorted(usable)]
 
 
 def parse_processors(text: str) -> list[int]:

@@ -66,7 +66,7 @@ class Stack:
     def __enter__(self) -> Stack:
         try:
             for model in self.config.models:
-                for number in range(model.engines):
+                for number in range(model.num_engines):
                     self.start_engine(model.name, number)
             self.start_gateway()
             self.wait_ready()
@@ -112,7 +112,7 @@ class Stack:
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         wait_until(lambda: self.get("/readyz")[0] == 200, timeout_s, f"readiness\n{self.log('gateway')}")
-        expected = sum(model.engines for model in self.config.models)
+        expected = sum(model.num_engines for model in self.config.models)
         wait_until(
             lambda: (
                 sum(e["state"] == "ready" and e["load"] is not None for e in self.admin_status()["engines"])

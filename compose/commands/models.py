@@ -22,7 +22,7 @@ def list_models(config: ConfigOption = None) -> None:
     table = Table("model", "source", "engines", "dtype", "max_model_len", box=None)
     for model in read_config(config).models:
         length = "the model's" if model.max_model_len is None else str(model.max_model_len)
-        table.add_row(model.name, model.source, str(model.engines), model.dtype, length)
+        table.add_row(model.name, model.source, str(model.num_engines), model.dtype, length)
     Console().print(table)
 
 

@@ -43,14 +43,15 @@ def up(
         redis_url,
         require_free_port,
         with_compute_threads,
+        with_engines,
         with_flags,
     )
     from compose.supervisor import StackSettings, Supervisor
     from compose.valkey import find_server
-    from shared.processors import num_compute_cores
+    from shared.processors import num_compute_cores, numa_nodes
 
     settings = with_flags(read_config(config), model=model, engines=engines, host=host, port=port)
-    settings = with_compute_threads(settings, num_compute_cores())
+    settings = with_compute_threads(with_engines(settings, numa_nodes()), num_compute_cores())
     url = redis_url(settings)
     if url is None:
         find_server()  # so that its absence is told at once

@@ -308,6 +308,17 @@ class NaiveEngine:
         has_room = num_left >= num_running < self.rules.max_num_seqs
         return [asked for asked in waiting if has_room and not asked.is_follower]
 
+    def check_that_budget_is_used(self, rows: list[ScheduledRow], passed_over: list[Asked]) -> None:
+        """`passed_over` might have run and wait still. There is no budget left for them, or one of them waits
+        for the next step, which takes its prompt whole, where the end of another one has left too little."""
+        budget = self.rules.max_num_batched_tokens - sum(row.num_tokens for row in rows)
+        only_parts_fit = any(asked.num_known > budget for asked in passed_over)
+        everyone_decodes = all(asked.num_missing <= 1 for asked in self.live.values() if asked.runs)
+        ends_a_prompt = any(row.num_tokens > 1 for row in rows)
+        waits_to_be_whole = only_parts_fit and everyone_decodes and ends_a_prompt
+        assert budget == 0 or waits_to_be_whole, "nobody was admitted to what is free"
+        self._seen["waited to be taken whole"] += budget > 0
+
     # ------------------------------------------------------------------ one update
 
     def hear(self, update: SequenceUpdate) -> None:

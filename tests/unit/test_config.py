@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from compose.stack_config import read_config, redis_url, required_secret, with_compute_threads, with_flags
+from compose.stack_config import (
+    read_config,
+    redis_url,
+    required_secret,
+    with_compute_threads,
+    with_engines,
+    with_flags,
+)
 from shared.config import HeadraceConfig, ModelConfig, parse_config
 from shared.errors import ConfigError
 
@@ -123,6 +131,33 @@ def test_cores_are_divided_between_engines_that_do_not_choose() -> None:
 def test_an_engine_that_is_alone_chooses_its_threads_itself() -> None:
     alone = HeadraceConfig(models=[ModelConfig(name="one", source="org/one")])
     assert with_compute_threads(alone, num_cores=8).models[0].num_threads is None
+
+
+def test_a_model_that_is_alone_has_an_engine_on_each_numa_node() -> None:
+    nodes = [[0, 1, 4], [2, 3]]
+    alone = HeadraceConfig(models=[ModelConfig(name="one", source="org/one", gpu_memory_utilization=0.4)])
+    (model,) = with_compute_threads(with_engines(alone, nodes), num_cores=5).models
+    assert (model.engines, model.cpus, model.num_threads) == (2, ["0,1,4", "2,3"], None)
+    assert model.gpu_memory_utilization == 0.2
+    assert with_engines(alone, nodes[:1]) == alone
+    assert alone.models[0].num_engines == 1
+
+
+@pytest.mark.parametrize(
+    "placed",
+    [
+        {"engines": 1},
+        {"num_threads": 3},
+        {"cpus": ["0"]},
+        {"device": "cuda"},
+        {"kv_events_endpoint": "ipc:///e"},
+    ],
+)
+def test_an_engine_that_the_configuration_places_stays_there(placed: dict[str, Any]) -> None:
+    config = HeadraceConfig(models=[ModelConfig(name="one", source="org/one", **placed)])
+    assert with_engines(config, [[0], [1]]) == config
+    several = two_models()
+    assert with_engines(several, [[0], [1]]) == several
 
 
 def test_an_engine_with_processors_of_its_own_chooses_its_threads_itself() -> None:

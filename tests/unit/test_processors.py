@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 
 from shared.errors import ConfigError
 from shared.processors import (
+    nodes_of,
     num_compute_cores,
     num_cores,
+    numa_nodes,
     parse_processors,
     quota,
     stay_on,
@@ -50,6 +53,20 @@ def test_hardware_threads_of_one_core_count_once(tmp_path: Path) -> None:
     assert num_cores([0, 1, 4, 5], topology) == 2
     assert num_cores([0, 4], topology) == 1
     assert num_cores([0, 5], topology) == 2
+
+
+def test_processors_by_the_node_that_they_belong_to(tmp_path: Path) -> None:
+    for node, processors in {"node0": "0-3,8-11", "node1": "\n", "node10": "12", "node2": "4-7"}.items():
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "cpulist").write_text(f"{processors}\n")
+    assert nodes_of([0, 3, 5, 6, 8, 12], tmp_path) == [[0, 3, 8], [5, 6], [12]]
+    assert nodes_of([5], tmp_path) == [[5]]
+    assert nodes_of([5, 99], tmp_path) == [[5, 99]]  # what the system does not tell is not guessed
+
+
+def test_without_nodes_all_processors_are_one(tmp_path: Path) -> None:
+    assert nodes_of([2, 1], tmp_path) == [[1, 2]]
+    assert sorted(itertools.chain(*numa_nodes())) == usable_processors()
 
 
 def test_without_a_topology_every_processor_is_a_core(tmp_path: Path) -> None:

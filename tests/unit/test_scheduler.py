@@ -44,6 +44,29 @@ def test_one_step_mixes_decoding_and_a_chunk_of_a_prompt() -> None:
     assert world.runner.steps[-1] == [("old", 4, 1), ("new", 0, 7)]
 
 
+def test_a_prompt_that_the_next_step_takes_whole_is_not_begun_in_part() -> None:
+    world = make_world(max_num_batched_tokens=16, num_blocks=200)
+    world.add("decodes", make_prompt(4), max_tokens=9)
+    world.step()
+    for number in range(3):
+        world.add(f"r{number}", make_prompt(10, start=100 * (number + 1)), max_tokens=3)
+    for _ in range(3):
+        world.step()
+    assert world.runner.steps[1:4] == [
+        [("decodes", 4, 1), ("r0", 0, 10)],
+        [("decodes", 5, 1), ("r0", 10, 1), ("r1", 0, 10)],
+        [("decodes", 6, 1), ("r0", 11, 1), ("r1", 10, 1), ("r2", 0, 10)],
+    ]
+
+
+def test_a_prompt_behind_one_in_chunks_is_begun_in_part() -> None:
+    world = make_world(max_num_batched_tokens=16, num_blocks=200, long_prefill_token_threshold=10)
+    world.add("long", make_prompt(40), max_tokens=1)
+    world.add("short", make_prompt(10, start=500), max_tokens=1)
+    world.step()
+    assert [row[0] for row in world.runner.steps[0]] == ["long", "short"]
+
+
 def test_first_come_first_served() -> None:
     world = make_world(max_num_seqs=2)
     for number in range(6):
