@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import msgspec
 from opentelemetry import trace
@@ -17,7 +17,8 @@ from gateway.errors import from_reject, timed_out, upstream_error
 from gateway.mailbox import Mailbox, MailboxOverflowError, PendingUpdate
 from gateway.placement import Placement
 from gateway.prompt_answer import Echo, PromptAnswer
-from gateway.scored_token import RankedToken, ScoredToken, TextPosition, score
+from gateway.scored_token import ScoredToken, TextPosition, score
+from gateway.text_delta import TextDelta
 from shared.detokenizer import IncrementalDetokenizer
 from shared.identifiers import RequestId, TenantId, fresh_request_id
 from shared.messages import FinishReason, Reject, Submit, TokenLogprobs
@@ -52,20 +53,6 @@ class GenerationPlan:
     num_prompt_logprobs: int | None = None  # alternatives to tell beside each prompt token; None: no scores
     form_param: str = "response_format"  # the field that asked for the form of the output
     keeps_output: bool = True  # False: the answer ends with the prompt, whatever the engine generates
-
-
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """What one update added to one choice."""
-
-    index: int
-    text: str
-    finish_reason: FinishReason | None
-    logprobs: list[ScoredToken] = field(default_factory=list)  # of all tokens it counts; empty: not asked for
-    num_tokens: int = 0  # generated ones that it counts
-    logprob_sum: float = 0.0  # of these, if the engine was asked for them
-    # of the first update, if asked for: of each prompt token but the first
-    prompt_logprobs: list[list[RankedToken]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +121,7 @@ class _Continuation:
             self._score(logprobs) if self.tells_logprobs else [],
             num_tokens,
             sum(one.logprob for one in logprobs),
+            token_ids=token_ids[:num_tokens],
         )
 
     def _score(self, logprobs: Sequence[TokenLogprobs]) -> list[ScoredToken]:

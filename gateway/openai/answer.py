@@ -1,4 +1,4 @@
-"""The JSON of an answer, whole or in chunks, for chat and for plain completions."""
+"""The parts of an answer, and what every form of it has to offer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gateway.generation import TextDelta, Usage
-from gateway.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from gateway.errors import ApiError
+from gateway.generation import Usage
+from gateway.openai.logprobs import prompt_logprobs
 from gateway.scored_token import RankedToken, ScoredToken
+from gateway.text_delta import TextDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,22 +24,40 @@ class AnswerIdentity:
 
 
 @dataclass(slots=True)
+class ToolCall:
+    """A call as a whole. `arguments` is the JSON text as the model wrote it."""
+
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
 class WholeChoice:
     """What the deltas of one choice add up to."""
 
     text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
     finish_reason: str | None = None
     logprobs: list[ScoredToken] = field(default_factory=list)
     num_tokens: int = 0
     logprob_sum: float = 0.0
     prompt_logprobs: list[list[RankedToken]] | None = None  # None: not asked for
+    token_ids: list[int] = field(default_factory=list)
 
     def add(self, delta: TextDelta) -> None:
         self.text += delta.text
+        self.reasoning += delta.reasoning
+        for call in delta.tool_calls:
+            if call.call_id is not None and call.name is not None:
+                self.tool_calls.append(ToolCall(call.call_id, call.name))
+            self.tool_calls[call.index].arguments += call.arguments
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.logprobs += delta.logprobs
         self.num_tokens += delta.num_tokens
         self.logprob_sum += delta.logprob_sum
+        self.token_ids += delta.token_ids
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
 
@@ -55,17 +75,18 @@ class WholeChoice:
 
 
 class AnswerFormat(Protocol):
-    """The JSON of an answer, whole or in chunks."""
+    """One answer as a client gets it, whole or as server-sent events. An object for each answer."""
 
-    def chunk(
-        self, identity: AnswerIdentity, delta: TextDelta, *, is_first: bool
-    ) -> list[dict[str, Any]]: ...
+    def events(self, deltas: Sequence[TextDelta]) -> bytes:
+        """What these deltas add to the stream; the first call opens it. May be empty."""
 
-    def usage_chunk(self, identity: AnswerIdentity, usage: Usage) -> dict[str, Any]: ...
+    def closing_events(self, usage: Usage) -> bytes:
+        """The end of a stream whose choices are complete."""
 
-    def whole(
-        self, identity: AnswerIdentity, choices: Sequence[WholeChoice], usage: Usage
-    ) -> dict[str, Any]: ...
+    def failure_events(self, error: ApiError) -> bytes:
+        """The end of a stream that breaks off: it must not look like a complete one."""
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, Any]: ...
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
@@ -74,94 +95,4 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
-
-
-class ChatFormat:
-    CHUNK = "chat.completion.chunk"
-
-    def chunk(self, identity: AnswerIdentity, delta: TextDelta, *, is_first: bool) -> list[dict[str, Any]]:
-        fields: dict[str, Any] = {"role": "assistant", "content": ""} if is_first else {}
-        if delta.text or delta.logprobs or is_first:
-            fields["content"] = delta.text
-        choices = [self._choice(delta.index, fields, None, delta.logprobs)] if fields else []
-        if delta.finish_reason is not None:
-            choices.append(self._choice(delta.index, {}, delta.finish_reason))
-        return [{**_head(identity, self.CHUNK), "choices": [choice]} for choice in choices]
-
-    def usage_chunk(self, identity: AnswerIdentity, usage: Usage) -> dict[str, Any]:
-        return _usage_chunk(identity, self.CHUNK, usage)
-
-    def whole(self, identity: AnswerIdentity, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, Any]:
-        documents = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": chat_logprobs(choice.logprobs),
-                "finish_reason": choice.finish_reason,
-            }
-            for index, choice in enumerate(choices)
-        ]
-        return {
-            **_head(identity, "chat.completion"),
-            "choices": documents,
-            "usage": usage_fields(usage),
-            **choices[0].prompt_fields,
-        }
-
-    def _choice(
-        self,
-        index: int,
-        fields: dict[str, Any],
-        finish_reason: str | None,
-        logprobs: Sequence[ScoredToken] = (),
-    ) -> dict[str, Any]:
-        return {
-            "index": index,
-            "delta": fields,
-            "logprobs": chat_logprobs(logprobs),
-            "finish_reason": finish_reason,
-        }
-
-
-class CompletionFormat:
-    OBJECT = "text_completion"  # of chunks, too
-
-    def chunk(self, identity: AnswerIdentity, delta: TextDelta, *, is_first: bool) -> list[dict[str, Any]]:
-        if not (delta.text or delta.logprobs or delta.finish_reason or is_first):
-            return []
-        choice = self._choice(delta.index, delta.text, delta.finish_reason, delta.logprobs)
-        return [{**_head(identity, self.OBJECT), "choices": [choice]}]
-
-    def usage_chunk(self, identity: AnswerIdentity, usage: Usage) -> dict[str, Any]:
-        return _usage_chunk(identity, self.OBJECT, usage)
-
-    def whole(self, identity: AnswerIdentity, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, Any]:
-        documents = [
-            self._choice(index, choice.text, choice.finish_reason, choice.logprobs) | choice.prompt_fields
-            for index, choice in enumerate(choices)
-        ]
-        return {**_head(identity, self.OBJECT), "choices": documents, "usage": usage_fields(usage)}
-
-    def _choice(
-        self, index: int, text: str, finish_reason: str | None, logprobs: Sequence[ScoredToken]
-    ) -> dict[str, Any]:
-        return {
-            "index": index,
-            "text": text,
-            "logprobs": completion_logprobs(logprobs),
-            "finish_reason": finish_reason,
-        }
-
-
-def _usage_chunk(identity: AnswerIdentity, kind: str, usage: Usage) -> dict[str, Any]:
-    return {**_head(identity, kind), "choices": [], "usage": usage_fields(usage)}
-
-
-def _head(identity: AnswerIdentity, kind: str) -> dict[str, Any]:
-    return {
-        "id": identity.answer_id,
-        "object": kind,
-        "created": identity.created,
-        "model": identity.model,
     }

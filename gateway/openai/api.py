@@ -1,4 +1,4 @@
-"""The generating endpoints: what chat and plain completions differ in."""
+"""The generating endpoints: what they differ in."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any, Generic, Protocol, TypeVar
 from gateway.affinity import conversation_hash, prompt_hash
 from gateway.errors import invalid_request
 from gateway.generation import Prompt
-from gateway.openai.answer import AnswerFormat, ChatFormat, CompletionFormat
+from gateway.openai.answer import AnswerFormat, AnswerIdentity
+from gateway.openai.chat_format import ChatFormat
+from gateway.openai.completion_format import CompletionFormat
+from gateway.openai.conversation import Conversation
 from gateway.openai.sampling import check_token_ids, refuse_too_long
 from gateway.openai.schema import ChatCompletionBody, CompletionBody, GenerationBody
+from gateway.openai.turn import Speaker, TurnPlan
 from gateway.prompt_answer import Echo
-from shared.messages import ModelCard
 from shared.tokenizer import Tokenizer
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
@@ -20,9 +23,15 @@ BodyT_contra = TypeVar("BodyT_contra", bound=GenerationBody, contravariant=True)
 
 
 class _Encode(Protocol[BodyT_contra]):
-    def __call__(
-        self, body: BodyT_contra, tokenizer: Tokenizer, card: ModelCard, cache_salt: str
-    ) -> list[Prompt]: ...
+    def __call__(self, body: BodyT_contra, speaker: Speaker, cache_salt: str) -> list[Prompt]: ...
+
+
+class _PlanTurn(Protocol[BodyT_contra]):
+    def __call__(self, body: BodyT_contra, speaker: Speaker) -> TurnPlan: ...
+
+
+class _MakeFormat(Protocol[BodyT_contra]):
+    def __call__(self, body: BodyT_contra, identity: AnswerIdentity) -> AnswerFormat: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +43,32 @@ class GenerationApi(Generic[BodyT]):
     prompt_param: str
     body: type[BodyT]
     encode: _Encode[BodyT]
-    format: AnswerFormat
+    plan_turn: _PlanTurn[BodyT]
+    make_format: _MakeFormat[BodyT]
 
 
-def _encode_chat(
-    body: ChatCompletionBody, tokenizer: Tokenizer, card: ModelCard, cache_salt: str
+def encode_conversation(
+    conversation: Conversation, speaker: Speaker, cache_salt: str, param: str
 ) -> list[Prompt]:
-    messages = [message.for_template() for message in body.messages]
-    refuse_too_long(sum(len(message["content"]) for message in messages), tokenizer, card, "messages")
-    token_ids = tokenizer.encode_chat(messages)
+    """`param`: the field that holds the messages."""
+    messages, card = conversation.messages, speaker.card
+    num_characters = sum(len(message["content"] or "") for message in messages)
+    refuse_too_long(num_characters, speaker.tokenizer, card, param)
+    token_ids = speaker.tokenizer.encode_chat(messages)
     shareable = len(token_ids) >= card.block_size
     return [Prompt(token_ids, conversation_hash(cache_salt, messages) if shareable else None)]
 
 
-def _encode_completion(
-    body: CompletionBody, tokenizer: Tokenizer, card: ModelCard, cache_salt: str
-) -> list[Prompt]:
-    prompt = body.prompt
+def plan_turn(body: GenerationBody, _speaker: Speaker) -> TurnPlan:
+    return TurnPlan(body.form, body.skip_special_tokens)
+
+
+def _encode_chat(body: ChatCompletionBody, speaker: Speaker, cache_salt: str) -> list[Prompt]:
+    return encode_conversation(body.conversation, speaker, cache_salt, "messages")
+
+
+def _encode_completion(body: CompletionBody, speaker: Speaker, cache_salt: str) -> list[Prompt]:
+    tokenizer, card, prompt = speaker.tokenizer, speaker.card, body.prompt
     given: list[Any] = prompt if isinstance(prompt, list) else [prompt]
     if isinstance(given[0], int):
         given = [given]
@@ -84,7 +102,8 @@ CHAT_COMPLETIONS = GenerationApi(
     prompt_param="messages",
     body=ChatCompletionBody,
     encode=_encode_chat,
-    format=ChatFormat(),
+    plan_turn=plan_turn,
+    make_format=lambda body, identity: ChatFormat(identity, includes_usage=body.includes_usage),
 )
 COMPLETIONS = GenerationApi(
     operation="text_completion",
@@ -92,5 +111,6 @@ COMPLETIONS = GenerationApi(
     prompt_param="prompt",
     body=CompletionBody,
     encode=_encode_completion,
-    format=CompletionFormat(),
+    plan_turn=plan_turn,
+    make_format=lambda body, identity: CompletionFormat(identity, includes_usage=body.includes_usage),
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from typing import Any, Generic
+from collections.abc import AsyncIterator, Callable
+from typing import Generic
 
 import msgspec
 from aiohttp import web
@@ -14,16 +15,18 @@ from opentelemetry import trace
 from gateway import long_work
 from gateway.balancer import Choice
 from gateway.errors import ApiError, unavailable
-from gateway.generation import Generation, GenerationPlan, TextDelta
+from gateway.generation import Generation, GenerationPlan
 from gateway.limits import Reservation
 from gateway.metrics import AnswerFigures
 from gateway.openai.admission import PRIORITY_NUMBERS, Admission, Admitted
 from gateway.openai.answer import AnswerIdentity, WholeChoice
 from gateway.openai.api import BodyT, GenerationApi
 from gateway.openai.best_of import best_choices
-from gateway.openai.event_stream import EventStream, event
+from gateway.openai.event_stream import EventStream
 from gateway.openai.sampling import sampling_of
+from gateway.openai.turn import Speaker, TurnPlan, TurnReader
 from gateway.services import Services
+from gateway.text_delta import TextDelta
 from shared.identifiers import TenantId, fresh_request_id
 from shared.telemetry import SpanAttribute, SpanName
 
@@ -35,12 +38,15 @@ class GenerationEndpoint(Generic[BodyT]):
 
     def __init__(self, services: Services, api: GenerationApi[BodyT]) -> None:
         self._services = services
+        self._models = {model.name: model for model in services.config.models}
         self._api = api
         self._admission = Admission(services, api.body, operation=api.operation, runner="generate")
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         admitted = await self._admission.admit(request)
-        plan = await self._plan(admitted)
+        speaker = self._speaker(admitted)
+        turn = self._api.plan_turn(admitted.body, speaker)
+        plan = await self._plan(admitted, speaker, turn)
         async with self._admission.running(admitted) as reservation:
             placement = self._admission.placement(admitted)
             generation = Generation(
@@ -51,19 +57,21 @@ class GenerationEndpoint(Generic[BodyT]):
             )
             try:
                 self._admission.place(admitted, placement, generation.start)
-                answer = _Answer(self._services, self._api, admitted, generation, reservation)
+                answer = _Answer(self._services, self._api, admitted, turn, generation, reservation)
                 return await (answer.stream() if admitted.body.stream else answer.whole())
             finally:  # also when cancelled: it does not wait
                 generation.close()
 
-    async def _plan(self, admitted: Admitted[BodyT]) -> GenerationPlan:
+    def _speaker(self, admitted: Admitted[BodyT]) -> Speaker:
+        engine = admitted.engine
+        return Speaker(engine.tokenizer, engine.card, self._models.get(admitted.variant.model))
+
+    async def _plan(self, admitted: Admitted[BodyT], speaker: Speaker, turn: TurnPlan) -> GenerationPlan:
         body, engine, tenant = admitted.body, admitted.engine, admitted.tenant
         # Tenants never share cached blocks: a hit would tell one what another one asked.
         cache_salt = f"{tenant.name}\n{body.cache_salt or ''}"
         with self._admission.span(SpanName.TOKENIZE, admitted.exchange) as span:
-            prompts = await admitted.encode(
-                lambda: self._api.encode(body, engine.tokenizer, engine.card, cache_salt)
-            )
+            prompts = await admitted.encode(lambda: self._api.encode(body, speaker, cache_salt))
             lengths = [len(prompt.token_ids) for prompt in prompts]
             span.set_attribute(SpanAttribute.INPUT_TOKENS, sum(lengths))
         return GenerationPlan(
@@ -75,11 +83,12 @@ class GenerationEndpoint(Generic[BodyT]):
                 engine.card,
                 lengths,
                 self._api.prompt_param,
+                form=turn.form,
                 bad_words=engine.tokenizer.bad_word_tokens(body.bad_words),
             ),
             stop=body.stop_strings,
             include_stop_in_output=body.include_stop_str_in_output,
-            skip_special_tokens=body.skip_special_tokens,
+            skip_special_tokens=turn.skip_special_tokens,
             tenant=TenantId(tenant.name),
             priority=PRIORITY_NUMBERS[tenant.priority],
             cache_salt=cache_salt,
@@ -98,22 +107,24 @@ class _Answer(Generic[BodyT]):
         services: Services,
         api: GenerationApi[BodyT],
         admitted: Admitted[BodyT],
+        turn: TurnPlan,
         generation: Generation,
         reservation: Reservation,
     ) -> None:
         self._services = services
-        self._format = api.format
+        self._turn = turn
+        self._readers: dict[int, TurnReader] = {}
         self._admitted = admitted
         self._exchange = admitted.exchange
         self._generation = generation
         self._reservation = reservation
         self._identity = AnswerIdentity(api.id_prefix + fresh_request_id(), admitted.route.name)
+        self._format = api.make_format(admitted.body, self._identity)
         self._figures: AnswerFigures | None = None
 
     async def whole(self) -> web.Response:
         choices: dict[int, WholeChoice] = {}
-        async for deltas in self._generation.deltas():
-            self._observe(deltas)
+        async for deltas in self._deltas():
             for delta in deltas:
                 choices.setdefault(delta.index, WholeChoice()).add(delta)
         self._observe_end()
@@ -124,7 +135,7 @@ class _Answer(Generic[BodyT]):
         usage = self._generation.usage
         num_scored = sum(len(choice.logprobs) + len(choice.prompt_logprobs or ()) for choice in best)
         document = await long_work.do(
-            lambda: msgspec.json.encode(self._format.whole(self._identity, best, usage)),
+            lambda: msgspec.json.encode(self._format.whole(best, usage)),
             is_long=num_scored > long_work.MANY_SCORED_TOKENS,
         )
         return web.Response(body=document, content_type="application/json", headers=self._headers())
@@ -133,8 +144,15 @@ class _Answer(Generic[BodyT]):
         gateway = self._services.config.gateway
         stream = EventStream(self._admitted.request, self._headers(), gateway.write_timeout_s)
         try:
-            await self._stream_deltas(stream)
-            return await stream.end()
+            async for deltas in self._deltas():
+                events = await long_work.do(
+                    functools.partial(self._format.events, deltas),
+                    is_long=sum(len(delta.logprobs) for delta in deltas) > long_work.MANY_SCORED_TOKENS,
+                )
+                if events:
+                    await stream.send(events)
+            self._observe_end()
+            return await stream.end(self._format.closing_events(self._generation.usage))
         except ApiError as error:
             if not stream.has_begun:
                 raise
@@ -146,35 +164,27 @@ class _Answer(Generic[BodyT]):
                 await self._last_words(stream, unavailable("The server is shutting down."))
             raise
 
-    async def _stream_deltas(self, stream: EventStream) -> None:
-        begun: set[int] = set()
-        null_usage = {"usage": None} if self._admitted.body.includes_usage else {}
+    async def _deltas(self) -> AsyncIterator[list[TextDelta]]:
+        """As they come, each part of them in its place."""
+        make_reader = self._turn.make_reader
         async for deltas in self._generation.deltas():
             self._observe(deltas)
-            events = await long_work.do(
-                functools.partial(self._events, deltas, begun, null_usage),
-                is_long=sum(len(delta.logprobs) for delta in deltas) > long_work.MANY_SCORED_TOKENS,
-            )
-            begun.update(delta.index for delta in deltas)
-            if events:
-                await stream.send(events)
-        self._observe_end()
-        if self._admitted.body.includes_usage:
-            await stream.send(event(self._format.usage_chunk(self._identity, self._generation.usage)))
+            if make_reader is None:
+                yield deltas
+            else:
+                yield [self._reader(delta.index, make_reader).read(delta) for delta in deltas]
 
-    def _events(self, deltas: list[TextDelta], begun: set[int], null_usage: dict[str, None]) -> bytes:
-        """`begun`: indices of choices that had a delta before."""
-        chunks: list[dict[str, Any]] = []
-        for delta in deltas:
-            chunks += self._format.chunk(self._identity, delta, is_first=delta.index not in begun)
-        return b"".join(event({**chunk, **null_usage}) for chunk in chunks)
+    def _reader(self, index: int, make_reader: Callable[[], TurnReader]) -> TurnReader:
+        if index not in self._readers:
+            self._readers[index] = make_reader()
+        return self._readers[index]
 
     async def _last_words(self, stream: EventStream, error: ApiError) -> web.StreamResponse:
         self._exchange.span.set_attribute(SpanAttribute.ERROR_TYPE, error.code or error.kind)
         self._exchange.span.set_status(trace.StatusCode.ERROR)
         with contextlib.suppress(ConnectionResetError, TimeoutError):
             async with asyncio.timeout(LAST_WORDS_TIMEOUT_S):
-                await stream.fail(error)
+                await stream.end(self._format.failure_events(error))
         return stream.response
 
     def _headers(self) -> dict[str, str]:

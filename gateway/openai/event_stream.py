@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from gateway.errors import ApiError
-
 DONE = b"data: [DONE]\n\n"
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -53,13 +51,7 @@ class EventStream:
                 self._request.transport.abort()  # closing in order would wait for the client, too
             raise
 
-    async def end(self) -> web.StreamResponse:
-        await self.send(DONE)
-        await self.response.write_eof()
-        return self.response
-
-    async def fail(self, error: ApiError) -> web.StreamResponse:
-        """Ends with an error event and no `[DONE]`: a cut answer must not look like a whole one."""
-        await self.send(event(error.body))
+    async def end(self, last_events: bytes) -> web.StreamResponse:
+        await self.send(last_events)
         await self.response.write_eof()
         return self.response

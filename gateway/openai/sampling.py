@@ -9,7 +9,7 @@ from gateway.errors import context_length_exceeded, from_user_error, invalid_req
 from gateway.openai.schema import GenerationBody
 from shared.errors import InvalidRequest
 from shared.messages import ModelCard
-from shared.sampling import MAX_SEED, SamplingParams
+from shared.sampling import MAX_SEED, SamplingParams, StructuredOutput
 from shared.tokenizer import Tokenizer
 
 # In one answer, where each takes up to 80 bytes. 64 prompts of 2047 tokens with one alternative each
@@ -23,9 +23,10 @@ def sampling_of(
     prompt_lengths: Sequence[int],
     prompt_param: str,
     *,
+    form: StructuredOutput | None = None,
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
-    """`bad_words` are those of the body as tokens.
+    """`form` is what the output is held to; `bad_words` are those of the body as tokens.
 
     Raises ApiError 400 for values that this model cannot run, the context length among them.
     """
@@ -65,7 +66,7 @@ def sampling_of(
         stop_token_ids=tuple(body.stop_token_ids),
         min_tokens=body.min_tokens,
         ignore_eos=body.ignore_eos,
-        structured_output=body.form,
+        structured_output=form,
         logprobs=logprobs,
         allowed_token_ids=tuple(body.allowed_token_ids),
         bad_words=bad_words,

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from gateway.errors import ApiError, invalid_request
+from gateway.openai.conversation import Conversation
 from shared.sampling import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
@@ -308,6 +309,10 @@ class ChatCompletionBody(GenerationBody):
         if top_logprobs and not info.data.get("logprobs"):
             raise ValueError("it needs logprobs to be true")
         return top_logprobs
+
+    @property
+    def conversation(self) -> Conversation:
+        return Conversation([message.for_template() for message in self.messages])
 
     @property
     def num_logprobs(self) -> int | None:

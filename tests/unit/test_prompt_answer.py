@@ -10,13 +10,15 @@ from tokenizers import decoders, models, normalizers
 
 from engine_service.fake_model import fake_text_bundle
 from gateway.errors import ApiError
-from gateway.generation import TextDelta, Usage
-from gateway.openai.answer import AnswerIdentity, CompletionFormat, WholeChoice
+from gateway.generation import Usage
+from gateway.openai.answer import AnswerIdentity, WholeChoice
 from gateway.openai.best_of import best_choices
+from gateway.openai.completion_format import CompletionFormat
 from gateway.openai.sampling import MAX_PROMPT_LOGPROBS, sampling_of
 from gateway.openai.schema import ChatCompletionBody, CompletionBody, check_body
 from gateway.prompt_answer import Echo, PromptAnswer
 from gateway.scored_token import TextPosition
+from gateway.text_delta import TextDelta
 from shared.messages import ModelCard, TokenLogprobs
 from shared.text_bundle import TextBundle
 from shared.tokenizer import Tokenizer
@@ -154,7 +156,7 @@ def test_each_prompt_has_its_own_best_and_equals_keep_their_order() -> None:
 
 def test_scores_that_only_rank_are_not_told() -> None:
     choice = make_choice(("a", 1, -1.0))
-    document = CompletionFormat().whole(AnswerIdentity("id", "m", 0), [choice], usage=Usage(1, 1, 0))
+    document = CompletionFormat(AnswerIdentity("id", "m", 0)).whole([choice], Usage(1, 1, 0))
     assert document["choices"] == [{"index": 0, "text": "a", "logprobs": None, "finish_reason": None}]
 
 
