@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gateway.affinity import conversation_hash, prompt_hash
 from gateway.errors import invalid_request
 from gateway.generation import Prompt
 from gateway.openai.answer import AnswerFormat, AnswerIdentity
 from gateway.openai.chat_format import ChatFormat
+from gateway.openai.chat_turn import plan_chat_turn
 from gateway.openai.completion_format import CompletionFormat
 from gateway.openai.conversation import Conversation
 from gateway.openai.sampling import check_token_ids, refuse_too_long
-from gateway.openai.schema import ChatCompletionBody, CompletionBody, GenerationBody
+from gateway.openai.schema import ChatCompletionBody, CompletionBody, GenerationBody, StreamableBody
 from gateway.openai.turn import Speaker, TurnPlan
 from gateway.prompt_answer import Echo
 from shared.tokenizer import Tokenizer
 
-BodyT = TypeVar("BodyT", bound=GenerationBody)
-BodyT_contra = TypeVar("BodyT_contra", bound=GenerationBody, contravariant=True)
-
-
-class _Encode(Protocol[BodyT_contra]):
-    def __call__(self, body: BodyT_contra, speaker: Speaker, cache_salt: str) -> list[Prompt]: ...
-
-
-class _PlanTurn(Protocol[BodyT_contra]):
-    def __call__(self, body: BodyT_contra, speaker: Speaker) -> TurnPlan: ...
-
-
-class _MakeFormat(Protocol[BodyT_contra]):
-    def __call__(self, body: BodyT_contra, identity: AnswerIdentity) -> AnswerFormat: ...
+BodyT = TypeVar("BodyT", bound=StreamableBody)
+WishT = TypeVar("WishT", bound=GenerationBody)
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationApi(Generic[BodyT]):
-    """One endpoint. `encode` may take long for long prompts and runs off the event loop then."""
+class GenerationApi(Generic[BodyT, WishT]):
+    """One endpoint: `body` is what clients send, the wish what that asks of a model. The two are the same
+    where the body is OpenAI's for completions.
+
+    `encode` may take long for long prompts and runs off the event loop then.
+    """
 
     operation: str  # gen_ai.operation.name
     id_prefix: str
     prompt_param: str
     body: type[BodyT]
-    encode: _Encode[BodyT]
-    plan_turn: _PlanTurn[BodyT]
-    make_format: _MakeFormat[BodyT]
+    encode: Callable[[WishT, Speaker, str], list[Prompt]]  # the last one is the cache salt
+    plan_turn: Callable[[WishT, Speaker], TurnPlan]
+    make_format: Callable[[BodyT, AnswerIdentity], AnswerFormat]
 
 
 def encode_conversation(
@@ -59,12 +53,12 @@ def encode_conversation(
     return [Prompt(token_ids, conversation_hash(cache_salt, messages) if shareable else None)]
 
 
-def plan_turn(body: GenerationBody, _speaker: Speaker) -> TurnPlan:
-    return TurnPlan(body.form, body.skip_special_tokens)
-
-
-def _encode_chat(body: ChatCompletionBody, speaker: Speaker, cache_salt: str) -> list[Prompt]:
+def encode_chat(body: ChatCompletionBody, speaker: Speaker, cache_salt: str) -> list[Prompt]:
     return encode_conversation(body.conversation, speaker, cache_salt, "messages")
+
+
+def plan_turn_of_chat(body: ChatCompletionBody, speaker: Speaker) -> TurnPlan:
+    return plan_chat_turn(body.conversation, body, speaker)
 
 
 def _encode_completion(body: CompletionBody, speaker: Speaker, cache_salt: str) -> list[Prompt]:
@@ -101,8 +95,8 @@ CHAT_COMPLETIONS = GenerationApi(
     id_prefix="chatcmpl-",
     prompt_param="messages",
     body=ChatCompletionBody,
-    encode=_encode_chat,
-    plan_turn=plan_turn,
+    encode=encode_chat,
+    plan_turn=plan_turn_of_chat,
     make_format=lambda body, identity: ChatFormat(identity, includes_usage=body.includes_usage),
 )
 COMPLETIONS = GenerationApi(
@@ -111,6 +105,6 @@ COMPLETIONS = GenerationApi(
     prompt_param="prompt",
     body=CompletionBody,
     encode=_encode_completion,
-    plan_turn=plan_turn,
+    plan_turn=lambda body, _speaker: TurnPlan(body.form, body.skip_special_tokens),
     make_format=lambda body, identity: CompletionFormat(identity, includes_usage=body.includes_usage),
 )

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable
-from typing import Generic
+from typing import Generic, cast
 
 import msgspec
 from aiohttp import web
@@ -20,7 +20,7 @@ from gateway.limits import Reservation
 from gateway.metrics import AnswerFigures
 from gateway.openai.admission import PRIORITY_NUMBERS, Admission, Admitted
 from gateway.openai.answer import AnswerIdentity, WholeChoice
-from gateway.openai.api import BodyT, GenerationApi
+from gateway.openai.api import BodyT, GenerationApi, WishT
 from gateway.openai.best_of import best_choices
 from gateway.openai.event_stream import EventStream
 from gateway.openai.sampling import sampling_of
@@ -33,10 +33,10 @@ from shared.telemetry import SpanAttribute, SpanName
 LAST_WORDS_TIMEOUT_S = 1.0
 
 
-class GenerationEndpoint(Generic[BodyT]):
+class GenerationEndpoint(Generic[BodyT, WishT]):
     """The handler of one endpoint, for all its requests."""
 
-    def __init__(self, services: Services, api: GenerationApi[BodyT]) -> None:
+    def __init__(self, services: Services, api: GenerationApi[BodyT, WishT]) -> None:
         self._services = services
         self._models = {model.name: model for model in services.config.models}
         self._api = api
@@ -44,9 +44,10 @@ class GenerationEndpoint(Generic[BodyT]):
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         admitted = await self._admission.admit(request)
+        wish = await self._wish(admitted)
         speaker = self._speaker(admitted)
-        turn = self._api.plan_turn(admitted.body, speaker)
-        plan = await self._plan(admitted, speaker, turn)
+        turn = self._api.plan_turn(wish, speaker)
+        plan = await self._plan(admitted, wish, speaker, turn)
         async with self._admission.running(admitted) as reservation:
             placement = self._admission.placement(admitted)
             generation = Generation(
@@ -57,7 +58,7 @@ class GenerationEndpoint(Generic[BodyT]):
             )
             try:
                 self._admission.place(admitted, placement, generation.start)
-                answer = _Answer(self._services, self._api, admitted, turn, generation, reservation)
+                answer = _Answer(self._services, self._api, admitted, wish, turn, generation, reservation)
                 return await (answer.stream() if admitted.body.stream else answer.whole())
             finally:  # also when cancelled: it does not wait
                 generation.close()
@@ -66,8 +67,14 @@ class GenerationEndpoint(Generic[BodyT]):
         engine = admitted.engine
         return Speaker(engine.tokenizer, engine.card, self._models.get(admitted.variant.model))
 
-    async def _plan(self, admitted: Admitted[BodyT], speaker: Speaker, turn: TurnPlan) -> GenerationPlan:
-        body, engine, tenant = admitted.body, admitted.engine, admitted.tenant
+    async def _wish(self, admitted: Admitted[BodyT]) -> WishT:
+        """What the body asks of a model. Endpoints whose bodies are not OpenAI's completions translate it."""
+        return cast("WishT", admitted.body)
+
+    async def _plan(
+        self, admitted: Admitted[BodyT], body: WishT, speaker: Speaker, turn: TurnPlan
+    ) -> GenerationPlan:
+        engine, tenant = admitted.engine, admitted.tenant
         # Tenants never share cached blocks: a hit would tell one what another one asked.
         cache_salt = f"{tenant.name}\n{body.cache_salt or ''}"
         with self._admission.span(SpanName.TOKENIZE, admitted.exchange) as span:
@@ -99,14 +106,15 @@ class GenerationEndpoint(Generic[BodyT]):
         )
 
 
-class _Answer(Generic[BodyT]):
+class _Answer(Generic[BodyT, WishT]):
     """The answer to one request, whole or streamed, and the figures taken on the way."""
 
     def __init__(
         self,
         services: Services,
-        api: GenerationApi[BodyT],
+        api: GenerationApi[BodyT, WishT],
         admitted: Admitted[BodyT],
+        wish: WishT,
         turn: TurnPlan,
         generation: Generation,
         reservation: Reservation,
@@ -115,6 +123,7 @@ class _Answer(Generic[BodyT]):
         self._turn = turn
         self._readers: dict[int, TurnReader] = {}
         self._admitted = admitted
+        self._wish = wish
         self._exchange = admitted.exchange
         self._generation = generation
         self._reservation = reservation
@@ -128,7 +137,7 @@ class _Answer(Generic[BodyT]):
             for delta in deltas:
                 choices.setdefault(delta.index, WholeChoice()).add(delta)
         self._observe_end()
-        body = self._admitted.body
+        body = self._wish
         best = best_choices(
             [choices[index] for index in sorted(choices)], num_candidates=body.num_candidates, n=body.n
         )

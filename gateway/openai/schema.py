@@ -126,10 +126,15 @@ class ModelBody(Body):
     user: Label | None = None
 
 
-class GenerationBody(ModelBody):
-    """Fields that chat and plain completions share."""
+class StreamableBody(ModelBody):
+    """Of any endpoint that generates."""
 
     stream: bool = False
+
+
+class GenerationBody(StreamableBody):
+    """Fields that chat and plain completions share: what can be asked of a model."""
+
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
     n: int = Field(1, ge=1, le=MAX_CHOICES)
