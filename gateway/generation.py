@@ -184,11 +184,15 @@ class Generation:
                     continue  # tokens behind a stop string
                 if update.finish_reason == "abort":  # not by us: we no longer listen to what we aborted
                     raise upstream_error("The engine ended the request before it was complete.")
-                num_tokens = sum(len(beam.token_ids) for beam in update.beams) + len(update.prompt_logprobs)
-                its_deltas = await long_work.do(
-                    functools.partial(self._apply, self._continuations[request_id], update),
-                    is_long=num_tokens > long_work.MANY_SCORED_TOKENS,
-                )
+                continuations = self._continuations[request_id]
+                if update.beams or update.prompt_logprobs:
+                    num_tokens = sum(len(beam.token_ids) for beam in update.beams)
+                    its_deltas = await long_work.do(
+                        functools.partial(self._apply, continuations, update),
+                        is_long=num_tokens + len(update.prompt_logprobs) > long_work.MANY_SCORED_TOKENS,
+                    )
+                else:
+                    its_deltas = self._apply(continuations, update)
                 deltas += its_deltas
                 if its_deltas and its_deltas[-1].finish_reason is not None:
                     unfinished.discard(request_id)

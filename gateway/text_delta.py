@@ -18,9 +18,12 @@ class ToolCallDelta:
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextDelta:
-    """`text` is what the model said, until a TurnReader has told its parts from one another."""
+    """`text` is what the model said, until a TurnReader has told its parts from one another.
+
+    Nobody changes one. It is not frozen, as there is one for every token: that would take thrice the time.
+    """
 
     index: int
     text: str

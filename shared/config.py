@@ -56,6 +56,9 @@ class GatewayConfig(Section):
     body_timeout_s: float = Field(60.0, gt=0)
     first_token_timeout_s: float = Field(300.0, gt=0)
     write_timeout_s: float = Field(60.0, gt=0)  # a client that reads nothing for so long is cut
+    # After so long without an event a stream gets a comment, also before its first token (its status is 200
+    # from then on); 0: never.
+    stream_keep_alive_s: float = Field(15.0, ge=0)
     drain_timeout_s: float = Field(30.0, ge=0)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Generic, cast
 
@@ -151,15 +150,17 @@ class _Answer(Generic[BodyT, WishT]):
 
     async def stream(self) -> web.StreamResponse:
         gateway = self._services.config.gateway
-        stream = EventStream(self._admitted.request, self._headers(), gateway.write_timeout_s)
+        stream = EventStream(
+            self._admitted.request,
+            self._headers(),
+            write_timeout_s=gateway.write_timeout_s,
+            keep_alive_s=gateway.stream_keep_alive_s,
+        )
         try:
-            async for deltas in self._deltas():
-                events = await long_work.do(
-                    functools.partial(self._format.events, deltas),
-                    is_long=sum(len(delta.logprobs) for delta in deltas) > long_work.MANY_SCORED_TOKENS,
-                )
-                if events:
-                    await stream.send(events)
+            async with stream.kept_alive():
+                async for deltas in self._deltas():
+                    if events := await self._events(deltas):
+                        await stream.send(events)
             self._observe_end()
             return await stream.end(self._format.closing_events(self._generation.usage))
         except ApiError as error:
@@ -172,6 +173,12 @@ class _Answer(Generic[BodyT, WishT]):
             if self._services.running.are_ended and stream.has_begun:
                 await self._last_words(stream, unavailable("The server is shutting down."))
             raise
+
+    async def _events(self, deltas: list[TextDelta]) -> bytes:
+        for delta in deltas:
+            if len(delta.logprobs) > long_work.MANY_SCORED_TOKENS:
+                return await asyncio.to_thread(self._format.events, deltas)
+        return self._format.events(deltas)
 
     async def _deltas(self) -> AsyncIterator[list[TextDelta]]:
         """As they come, each part of them in its place."""
