@@ -23,7 +23,8 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 def asked(**fields: Any) -> StructuredOutput | None:
     body = check_body(ChatCompletionBody, chat(**fields))
-    assert sampling_of(body, CARD, [3], "messages").structured_output == body.form
+    sampling = sampling_of(body, CARD, [3], "messages", form=body.form)
+    assert sampling.structured_output == body.form
     plain = check_body(CompletionBody, {"model": "m", "prompt": "hi", **fields})
     assert plain.form == body.form
     return body.form
