@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from gateway.admin import AdminEndpoint
+from gateway.cross_origin import allow_cross_origin, cross_origin_middlewares
 from gateway.exchange import exchange_middleware
 from gateway.health import Probes
 from gateway.openai.api import CHAT_COMPLETIONS, COMPLETIONS
@@ -16,7 +17,7 @@ from gateway.services import Services
 
 def make_app(services: Services) -> web.Application:
     app = web.Application(
-        middlewares=[exchange_middleware(services)],
+        middlewares=[exchange_middleware(services), *cross_origin_middlewares(services.config.gateway)],
         client_max_size=services.config.gateway.max_body_bytes,
     )
     models = ModelsEndpoint(services)
@@ -37,4 +38,5 @@ def make_app(services: Services) -> web.Application:
             web.post("/admin/prefix-cache/reset", admin.reset_prefix_cache),
         ]
     )
+    allow_cross_origin(app, services.config.gateway)
     return app

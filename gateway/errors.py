@@ -97,13 +97,8 @@ def body_timed_out(timeout_s: float) -> ApiError:
     )
 
 
-def unsupported_media_type(content_type: str) -> ApiError:
-    return ApiError(
-        415,
-        f"Content-Type must be application/json, not {content_type}.",
-        kind="invalid_request_error",
-        code="unsupported_media_type",
-    )
+def unsupported_media_type(message: str) -> ApiError:
+    return ApiError(415, message, kind="invalid_request_error", code="unsupported_media_type")
 
 
 def rate_limited(message: str, retry_after_s: float) -> ApiError:

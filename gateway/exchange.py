@@ -72,6 +72,8 @@ def exchange_middleware(services: Services) -> Middleware:
             span.end()
         if not response.prepared:
             response.headers.update(exchange.headers)
+            if services.is_draining:
+                response.force_close()  # the next request of this client goes to another gateway
         return response
 
     return middleware

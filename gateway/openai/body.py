@@ -14,6 +14,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gateway.errors import ApiError, body_timed_out, invalid_request, too_large, unsupported_media_type
 from shared.config import GatewayConfig
 
+ENCODINGS = ("identity", "gzip", "deflate", "br", "zstd")
+
 GARBLED_BODY = (HttpProcessingError, web.RequestPayloadError)
 """What aiohttp raises for a body that cannot be read as its own headers describe it."""
 
@@ -27,7 +29,12 @@ async def read_json(request: web.Request, config: GatewayConfig) -> object:
     `client_max_size`, also when the client sends no Content-Length.
     """
     if request.content_type not in ("application/json", "application/octet-stream"):
-        raise unsupported_media_type(request.content_type)
+        raise unsupported_media_type(f"Content-Type must be application/json, not {request.content_type}.")
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ENCODINGS:
+        raise unsupported_media_type(
+            f"Content-Encoding must be one of {', '.join(ENCODINGS)}, not {encoding[:40]!r}."
+        )
     if (request.content_length or 0) > config.max_body_bytes:
         raise too_large(config.max_body_bytes)  # without waiting for it to arrive
     try:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import socket
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.http_client import Answer, send
+from tests.http_client import COMPRESS, Answer, send
 from tests.stack import Stack, fake_model
 
 MAX_BODY = 64 * 1024
@@ -176,8 +175,26 @@ def test_bodies_up_to_the_limit_are_read_and_larger_ones_are_413(stack, key):
     assert chat(stack, key, padded(MAX_BODY - 1)).status == 400  # read, and refused for what it says
     over = chat(stack, key, padded(MAX_BODY + 1))
     assert (over.status, over.error["code"]) == (413, "request_too_large")
-    bomb = gzip.compress(padded(20 * MAX_BODY))
-    assert chat(stack, key, bomb, headers={"Content-Encoding": "gzip"}).status == 413
+    for encoding, compress in COMPRESS.items():
+        bomb = compress(padded(20 * MAX_BODY))
+        refused = chat(stack, key, bomb, headers={"Content-Encoding": encoding})
+        assert (refused.status, refused.error["code"]) == (413, "request_too_large"), encoding
+
+
+@pytest.mark.parametrize("encoding", COMPRESS)
+def test_a_compressed_body_that_is_cut_is_refused(stack, key, encoding):
+    cut = COMPRESS[encoding](b'{"model": "fake", "messages": 1}')[:-9]
+    refused = chat(stack, key, cut, headers={"Content-Encoding": encoding})
+    # aiohttp takes a deflate stream without an end for one that is still to come.
+    assert refused.status == (408 if encoding == "deflate" else 400)
+    assert refused.error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("encoding", ["compress", "gzip, br", "x"])
+def test_an_unknown_content_encoding_is_named(stack, key, encoding):
+    refused = chat(stack, key, b"{}", headers={"Content-Encoding": encoding})
+    assert (refused.status, refused.error["code"]) == (415, "unsupported_media_type")
+    assert encoding in refused.error["message"]
 
 
 def test_a_chunked_body_has_the_same_limit(stack, key):
