@@ -59,6 +59,8 @@ class GatewayConfig(Section):
     # After so long without an event a stream gets a comment, also before its first token (its status is 200
     # from then on); 0: never.
     stream_keep_alive_s: float = Field(15.0, ge=0)
+    # Fields that nothing here knows: refused by name, or left out and listed in the header x-headrace-ignored.
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
     # Web pages of these origins ("https://chat.example.com") may call the gateway from a browser; "*": any.
     cors_allow_origins: list[str] = []
     drain_timeout_s: float = Field(30.0, ge=0)

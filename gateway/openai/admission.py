@@ -20,6 +20,7 @@ from gateway.experiment import assign, subject_of
 from gateway.limits import Reservation
 from gateway.openai.body import read_json
 from gateway.openai.schema import ModelBody, check_body
+from gateway.openai.unknown_fields import check_without_unknown, header_value
 from gateway.placement import Placement
 from gateway.services import Services
 from shared.config import RouteConfig, Runner, TenantConfig, VariantConfig
@@ -27,6 +28,7 @@ from shared.identifiers import fresh_request_id
 from shared.redis_schema import ApiKeyRecord
 from shared.telemetry import SpanAttribute, SpanName
 
+IGNORED_HEADER = "x-headrace-ignored"
 SESSION_HEADER = "x-headrace-session"
 LONG_BODY_BYTES = 16_384  # tokenising more than this takes milliseconds: in a thread, then
 PRIORITY_NUMBERS = {"interactive": 0, "standard": 1, "batch": 2}
@@ -45,6 +47,7 @@ class Admitted(Generic[BodyT]):
     route: RouteConfig
     variant: VariantConfig
     engine: EngineLink  # one that serves the model: for its tokenizer and its card
+    ignored_fields: tuple[str, ...] = ()
 
     @property
     def exchange(self) -> Exchange:
@@ -60,6 +63,7 @@ class Admitted(Generic[BodyT]):
         return {
             **self.exchange.headers,
             **reservation.headers,
+            **({IGNORED_HEADER: header_value(self.ignored_fields)} if self.ignored_fields else {}),
             "x-headrace-engine": choice.engine_id,
             "x-headrace-variant": self.variant.variant,
             "x-headrace-route-reason": choice.reason,
@@ -82,7 +86,12 @@ class Admission(Generic[BodyT]):
         key = await services.authenticator.authenticate(request.headers)
         policy = services.policy.current  # this request sees one policy, whatever is published meanwhile
         tenant = policy.tenant(key.tenant)
-        body = check_body(self._body, await read_json(request, services.config.gateway))
+        document = await read_json(request, services.config.gateway)
+        ignored: tuple[str, ...] = ()
+        if services.config.gateway.unknown_fields == "ignore":
+            body, ignored = check_without_unknown(self._body, document)
+        else:
+            body = check_body(self._body, document)
         route = policy.route(body.model, tenant)
         variant = self._assign(request, body, route, key)
         if services.is_draining:
@@ -91,7 +100,7 @@ class Admission(Generic[BodyT]):
         if not engines:
             raise unavailable(f"No engine is ready for the model {body.model!r}.")
         self._check_runner(body.model, engines[0])
-        return Admitted(request, body, tenant, route, variant, engines[0])
+        return Admitted(request, body, tenant, route, variant, engines[0], ignored)
 
     @contextlib.asynccontextmanager
     async def running(self, admitted: Admitted[BodyT]) -> AsyncIterator[Reservation]:

@@ -20,7 +20,10 @@ PAGE = "https://chat.example.com"
 
 @pytest.fixture(scope="module")
 def stack(redis_url: str) -> Iterator[Stack]:
-    document: dict[str, Any] = {"models": [fake_model()], "gateway": {"cors_allow_origins": [PAGE]}}
+    document: dict[str, Any] = {
+        "models": [fake_model()],
+        "gateway": {"cors_allow_origins": [PAGE], "unknown_fields": "ignore"},
+    }
     with Stack(redis_url, document) as stack:
         yield stack
 
@@ -36,6 +39,16 @@ def test_a_body_may_be_compressed(stack: Stack, key: str, encoding: str) -> None
     headers = {"Content-Encoding": encoding}
     answer = send(stack.url, "POST", "/v1/chat/completions", body, key=key, headers=headers)
     assert answer.json["usage"]["completion_tokens"] == 1
+
+
+def test_unknown_fields_are_told_where_they_are_not_refused(stack: Stack, key: str) -> None:
+    body = {**CHAT, "new_field": 1, "messages": [{"role": "user", "content": "hi", "mood": "good"}]}
+    for stream in (False, True):
+        answer = send(stack.url, "POST", "/v1/chat/completions", {**body, "stream": stream}, key=key)
+        assert answer.status == 200
+        assert answer.headers["x-headrace-ignored"] == "messages[0].mood, new_field"
+    known = send(stack.url, "POST", "/v1/chat/completions", CHAT, key=key)
+    assert "x-headrace-ignored" not in known.headers
 
 
 def test_a_page_of_a_configured_origin_may_ask_and_read(stack: Stack, key: str) -> None:
