@@ -59,11 +59,15 @@ class GatewayConfig(Section):
     # After so long without an event a stream gets a comment, also before its first token (its status is 200
     # from then on); 0: never.
     stream_keep_alive_s: float = Field(15.0, ge=0)
-    # Fields that nothing here knows: refused by name, or left out and listed in the header x-headrace-ignored.
+    # Fields that nothing here knows: refused by name, or left out and listed in x-headrace-ignored.
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     # Web pages of these origins ("https://chat.example.com") may call the gateway from a browser; "*": any.
     cors_allow_origins: list[str] = []
     drain_timeout_s: float = Field(30.0, ge=0)
+    # Of /v1/responses, since its last turn. Not OpenAI's 30 days: they lie in the memory of the Redis that
+    # also has the keys and the limits. 0: nothing is stored.
+    responses_ttl_s: int = Field(86_400, ge=0, le=366 * 86_400)
+    max_stored_response_bytes: int = Field(2 * 2**20, ge=1024)  # a longer conversation is not stored
 
 
 class ModelConfig(Section):
