@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+import msgspec
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
@@ -113,6 +115,7 @@ class EngineLink:
         self.model: str = record.model
         self.state = LinkState.CONNECTING
         self.load: EngineLoad | None = None
+        self.fingerprint = ""  # of the model and how it is run; equal for engines that answer alike
         self.outstanding_tokens = 0  # of this gateway's requests
         self._card: ModelCard | None = None
         self._tokenizer: Tokenizer | None = None
@@ -249,6 +252,7 @@ class EngineLink:
         if hello.epoch != self.epoch:
             raise EngineLostError("it was restarted before we connected")
         self._card = hello.model
+        self.fingerprint = _fingerprint(hello)
         try:
             self._tokenizer = await self._load_tokenizer(hello)
         except Exception as error:  # somebody else's template or tokenizer file: any error is possible
@@ -299,6 +303,13 @@ class EngineLink:
         self.outstanding_tokens = 0
         with contextlib.suppress(zmq.ZMQError):  # closing twice
             self._socket.close(linger=0)
+
+
+def _fingerprint(hello: EngineHello) -> str:
+    """The same for engines of one model that are configured alike, whatever memory they have."""
+    card = hello.model
+    model = (card.architecture, card.vocab_size, card.dtype, card.max_model_len, hello.text_bundle_hash)
+    return f"fp_{hashlib.sha256(msgspec.json.encode(model)).hexdigest()[:12]}"
 
 
 def _dealer(context: zmq.asyncio.Context, gateway_id: GatewayId, address: str) -> zmq.asyncio.Socket:

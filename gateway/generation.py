@@ -52,6 +52,7 @@ class GenerationPlan:
     tells_logprobs: bool = False  # what `sampling` asks of the engine may be for our own use
     num_prompt_logprobs: int | None = None  # alternatives to tell beside each prompt token; None: no scores
     form_param: str = "response_format"  # the field that asked for the form of the output
+    tells_prompt_token_ids: bool = False
     keeps_output: bool = True  # False: the answer ends with the prompt, whatever the engine generates
 
 
@@ -75,6 +76,7 @@ class _Continuation:
     position: TextPosition
     tells_logprobs: bool
     keeps_output: bool
+    tells_prompt_token_ids: bool
     has_begun: bool = False
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
@@ -96,6 +98,7 @@ class _Continuation:
             text=self.prompt_answer.text + delta.text,
             logprobs=self.prompt_answer.echoed + delta.logprobs,
             prompt_logprobs=self.prompt_answer.ranked,
+            prompt_token_ids=self.prompt.token_ids if self.tells_prompt_token_ids else None,
         )
 
     def _continue(self, update: PendingUpdate) -> TextDelta:
@@ -284,6 +287,7 @@ class Generation:
                     TextPosition(tokenizer, len(prompt_answer.text)),
                     plan.tells_logprobs,
                     plan.keeps_output,
+                    plan.tells_prompt_token_ids,
                 )
                 index += 1
                 if leader is not None and plan.sampling.beam_search is not None:

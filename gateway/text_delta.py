@@ -34,6 +34,7 @@ class TextDelta:
     # of the first update, if asked for: of each prompt token but the first
     prompt_logprobs: list[list[RankedToken]] | None = None
     token_ids: list[int] = field(default_factory=list)  # those that it counts
+    prompt_token_ids: list[int] | None = None  # of the first update, if asked for
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
 

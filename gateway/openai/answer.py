@@ -20,6 +20,7 @@ class AnswerIdentity:
 
     answer_id: str
     model: str  # the name that the client asked for
+    fingerprint: str = ""  # of the engine, see EngineLink
     created: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -45,6 +46,7 @@ class WholeChoice:
     logprob_sum: float = 0.0
     prompt_logprobs: list[list[RankedToken]] | None = None  # None: not asked for
     token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] | None = None  # None: not asked for
 
     def add(self, delta: TextDelta) -> None:
         self.text += delta.text
@@ -58,6 +60,8 @@ class WholeChoice:
         self.num_tokens += delta.num_tokens
         self.logprob_sum += delta.logprob_sum
         self.token_ids += delta.token_ids
+        if delta.prompt_token_ids is not None:
+            self.prompt_token_ids = delta.prompt_token_ids
         if delta.prompt_logprobs is not None:
             self.prompt_logprobs = delta.prompt_logprobs
 

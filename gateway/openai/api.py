@@ -97,7 +97,9 @@ CHAT_COMPLETIONS = GenerationApi(
     body=ChatCompletionBody,
     encode=encode_chat,
     plan_turn=plan_turn_of_chat,
-    make_format=lambda body, identity: ChatFormat(identity, includes_usage=body.includes_usage),
+    make_format=lambda body, identity: ChatFormat(
+        identity, includes_usage=body.includes_usage, tells_token_ids=body.return_token_ids
+    ),
 )
 COMPLETIONS = GenerationApi(
     operation="text_completion",
@@ -106,5 +108,7 @@ COMPLETIONS = GenerationApi(
     body=CompletionBody,
     encode=_encode_completion,
     plan_turn=lambda body, _speaker: TurnPlan(body.form, body.skip_special_tokens),
-    make_format=lambda body, identity: CompletionFormat(identity, includes_usage=body.includes_usage),
+    make_format=lambda body, identity: CompletionFormat(
+        identity, includes_usage=body.includes_usage, tells_token_ids=body.return_token_ids
+    ),
 )

@@ -20,9 +20,12 @@ _encode = msgspec.json.Encoder().encode
 class ChatFormat:
     """Implements AnswerFormat."""
 
-    def __init__(self, identity: AnswerIdentity, *, includes_usage: bool = False) -> None:
+    def __init__(
+        self, identity: AnswerIdentity, *, includes_usage: bool = False, tells_token_ids: bool = False
+    ) -> None:
         self._identity = identity
         self._includes_usage = includes_usage
+        self._tells_token_ids = tells_token_ids
         self._begun: set[int] = set()  # indices of choices that had a delta
         self._calling: set[int] = set()  # of those that have called a tool
         # Most chunks of a stream are a piece of text and nothing else: all but that text is written once.
@@ -49,6 +52,7 @@ class ChatFormat:
                 "message": _message(choice),
                 "logprobs": chat_logprobs(choice.logprobs),
                 "finish_reason": _finish_reason(choice.finish_reason, calls=bool(choice.tool_calls)),
+                **({"token_ids": choice.token_ids} if self._tells_token_ids else {}),
             }
             for index, choice in enumerate(choices)
         ]
@@ -57,21 +61,28 @@ class ChatFormat:
             "choices": documents,
             "usage": usage_fields(usage),
             **choices[0].prompt_fields,
+            **({"prompt_token_ids": choices[0].prompt_token_ids} if self._tells_token_ids else {}),
         }
 
     def _events(self, delta: TextDelta) -> bytes:
         is_first = delta.index not in self._begun
         is_more_than_text = delta.finish_reason or delta.logprobs or delta.tool_calls or delta.reasoning
-        if delta.text and not is_first and not is_more_than_text:
+        if delta.text and not (is_first or is_more_than_text or self._tells_token_ids):
             return self._event(delta.index, b'{"content":%b}' % _encode(delta.text))
         self._begun.add(delta.index)
         if delta.tool_calls:
             self._calling.add(delta.index)
         events = b""
-        if delta.says_something or is_first:
+        token_ids = delta.token_ids if self._tells_token_ids else []
+        if delta.says_something or is_first or token_ids:
             events = self._event(
-                delta.index, _encode(_delta_fields(delta, is_first)), logprobs=chat_logprobs(delta.logprobs)
+                delta.index,
+                _encode(_delta_fields(delta, is_first)),
+                logprobs=chat_logprobs(delta.logprobs),
+                token_ids=token_ids,
             )
+            if delta.prompt_token_ids is not None:  # beside the choices of the first chunk, as vLLM has it
+                events = events[:-3] + b',"prompt_token_ids":%b}\n\n' % _encode(delta.prompt_token_ids)
         if delta.finish_reason is not None:
             reason = _finish_reason(delta.finish_reason, calls=delta.index in self._calling)
             events += self._event(delta.index, b"{}", finish_reason=reason)
@@ -84,12 +95,14 @@ class ChatFormat:
         *,
         logprobs: dict[str, Any] | None = None,
         finish_reason: str | None = None,
+        token_ids: Sequence[int] = (),
     ) -> bytes:
-        choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (
+        choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}' % (
             index,
             delta,
             b"null" if logprobs is None else _encode(logprobs),
             b"null" if finish_reason is None else _encode(finish_reason),
+            b',"token_ids":%b' % _encode(token_ids) if token_ids else b"",
         )
         return b"".join((self._before_choice, choice, self._behind_choice))
 
@@ -100,6 +113,7 @@ class ChatFormat:
             "object": kind,
             "created": identity.created,
             "model": identity.model,
+            "system_fingerprint": identity.fingerprint or None,
         }
 
 

@@ -10,21 +10,24 @@ from gateway.generation import Usage
 from gateway.openai.answer import AnswerIdentity, WholeChoice, usage_fields
 from gateway.openai.event_stream import DONE, event
 from gateway.openai.logprobs import completion_logprobs
-from gateway.scored_token import ScoredToken
 from gateway.text_delta import TextDelta
 
 
 class CompletionFormat:
     """Implements AnswerFormat."""
 
-    def __init__(self, identity: AnswerIdentity, *, includes_usage: bool = False) -> None:
+    def __init__(
+        self, identity: AnswerIdentity, *, includes_usage: bool = False, tells_token_ids: bool = False
+    ) -> None:
         self._head = {
             "id": identity.answer_id,
             "object": "text_completion",  # of chunks, too
             "created": identity.created,
             "model": identity.model,
+            "system_fingerprint": identity.fingerprint or None,
         }
         self._includes_usage = includes_usage
+        self._tells_token_ids = tells_token_ids
         self._begun: set[int] = set()  # indices of choices that had a delta
 
     def events(self, deltas: Sequence[TextDelta]) -> bytes:
@@ -34,7 +37,7 @@ class CompletionFormat:
             is_first = delta.index not in self._begun
             self._begun.add(delta.index)
             if delta.says_something or delta.finish_reason or is_first:
-                choice = self._choice(delta.index, delta.text, delta.finish_reason, delta.logprobs)
+                choice = self._choice(delta.index, delta)
                 events += event({**self._head, "choices": [choice], **null_usage})
         return events
 
@@ -48,17 +51,19 @@ class CompletionFormat:
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, Any]:
         documents = [
-            self._choice(index, choice.text, choice.finish_reason, choice.logprobs) | choice.prompt_fields
-            for index, choice in enumerate(choices)
+            self._choice(index, choice) | choice.prompt_fields for index, choice in enumerate(choices)
         ]
         return {**self._head, "choices": documents, "usage": usage_fields(usage)}
 
-    def _choice(
-        self, index: int, text: str, finish_reason: str | None, logprobs: Sequence[ScoredToken]
-    ) -> dict[str, Any]:
-        return {
+    def _choice(self, index: int, said: TextDelta | WholeChoice) -> dict[str, Any]:
+        document: dict[str, Any] = {
             "index": index,
-            "text": text,
-            "logprobs": completion_logprobs(logprobs),
-            "finish_reason": finish_reason,
+            "text": said.text,
+            "logprobs": completion_logprobs(said.logprobs),
+            "finish_reason": said.finish_reason,
         }
+        if self._tells_token_ids:
+            document["token_ids"] = said.token_ids
+            if said.prompt_token_ids is not None:
+                document["prompt_token_ids"] = said.prompt_token_ids
+        return document

@@ -101,6 +101,7 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
             tells_logprobs=body.num_logprobs is not None,
             num_prompt_logprobs=body.prompt_logprobs,
             form_param="structured_outputs" if body.structured_outputs is not None else "response_format",
+            tells_prompt_token_ids=body.return_token_ids,
             keeps_output=body.max_output_tokens != 0,
         )
 
@@ -126,7 +127,9 @@ class _Answer(Generic[BodyT, WishT]):
         self._exchange = admitted.exchange
         self._generation = generation
         self._reservation = reservation
-        self._identity = AnswerIdentity(api.id_prefix + fresh_request_id(), admitted.route.name)
+        self._identity = AnswerIdentity(
+            api.id_prefix + fresh_request_id(), admitted.route.name, admitted.engine.fingerprint
+        )
         self._format = api.make_format(admitted.body, self._identity)
         self._figures: AnswerFigures | None = None
 

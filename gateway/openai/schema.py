@@ -160,12 +160,13 @@ class GenerationBody(StreamableBody):
     cache_salt: Label | None = None
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool = False
     use_beam_search: bool = False
     length_penalty: float = Field(1.0, ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY, allow_inf_nan=False)
     # accepted without effect: they are about the caller's own bookkeeping
     metadata: dict[str, str] | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
 

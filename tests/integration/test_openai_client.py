@@ -38,6 +38,37 @@ def test_a_chat_stream_adds_up_to_the_whole_answer(client):
     assert len(whole.choices[0].message.content) == 40
 
 
+def test_all_parts_of_an_answer_name_the_system_that_made_it(client):
+    options = {"model": "fake", "messages": USER, "max_tokens": 3}
+    fingerprint = client.chat.completions.create(**options).system_fingerprint
+    assert fingerprint.startswith("fp_")
+    chunks = client.chat.completions.create(**options, stream=True)
+    assert {chunk.system_fingerprint for chunk in chunks} == {fingerprint}
+    completion = client.completions.create(model="fake", prompt="a", max_tokens=1)
+    assert completion.system_fingerprint == fingerprint
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_token_ids_come_when_asked_for(client, n):
+    options = {"model": "fake", "max_tokens": 6, "n": n, "seed": 5, "extra_body": {"return_token_ids": True}}
+    whole = client.chat.completions.create(messages=USER, **options)
+    for choice in whole.choices:
+        assert bytes(choice.token_ids).decode() == choice.message.content
+    assert len(whole.prompt_token_ids) == whole.usage.prompt_tokens
+    streamed = {index: [] for index in range(n)}
+    prompts = []
+    for chunk in client.chat.completions.create(messages=USER, stream=True, **options):
+        prompts += [chunk.prompt_token_ids] if hasattr(chunk, "prompt_token_ids") else []
+        for choice in chunk.choices:
+            streamed[choice.index] += getattr(choice, "token_ids", [])
+    assert [streamed[index] for index in range(n)] == [choice.token_ids for choice in whole.choices]
+    assert prompts[0] == whole.prompt_token_ids
+    plain = client.completions.create(prompt=["ab", "c"], **options)
+    assert [choice.prompt_token_ids for choice in plain.choices] == [[97, 98]] * n + [[99]] * n
+    without = client.completions.create(model="fake", prompt="a", max_tokens=1)
+    assert not hasattr(without.choices[0], "token_ids")
+
+
 def test_a_completion_stream_adds_up_to_the_whole_answer(client):
     options = {"model": "fake", "prompt": "Once upon a time", "max_tokens": 24, "seed": 3}
     whole = client.completions.create(**options)
