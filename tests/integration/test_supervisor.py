@@ -18,6 +18,7 @@ import pytest
 from compose.gateway_client import GatewayClient, GatewayError
 from compose.run_directory import StackRecord, read_stack
 from shared.identifiers import EngineId
+from shared.processors import usable_processors
 
 TIMEOUT_S = 40.0
 DEATH_LIMIT_S = 5.0
@@ -323,7 +324,7 @@ def test_a_second_signal_stops_at_once(up: Callable[..., UpProcess]) -> None:
     assert none_is_alive(pids_of(stack))
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor only")
+@pytest.mark.skipif(len(usable_processors()) < 2, reason="one processor only")
 def test_each_engine_keeps_to_its_processors(up):
     first, second = sorted(os.sched_getaffinity(0))[:2]
     config = CONFIG + f'engines = 2\ncpus = ["{second}", "{first}"]\n'
