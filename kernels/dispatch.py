@@ -24,6 +24,11 @@ BACK_ENDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 
 
+_ADVICE = MappingProxyType(
+    {"cpu": " (for the fast ones a compiler of C++20 is needed, such as g++ 11: as `c++`, or named by CXX)"}
+)
+
+
 class BackEndUnavailable(RuntimeError):  # noqa: N818 - reads as the thing that is raised
     """A back end cannot run on this machine; the message says what is missing."""
 
@@ -41,7 +46,7 @@ def select_operators(name: str | None, device: torch.device | str, *, num_thread
     try:
         return _build(preferred, num_threads)
     except BackEndUnavailable as error:
-        _LOG.warning("%s; running the slower reference operators", error)
+        _LOG.warning("%s; running the slower reference operators%s", error, _ADVICE.get(preferred, ""))
         return _build("reference", num_threads)
 
 

@@ -152,26 +152,28 @@ class WeightCache:
         return bool(record.get("content") == _content_hash(self._sources))
 
     def _remove_outdated(self, folder: Path) -> None:
-        """What this machine's engines made of this model and form earlier, with another layout; what a
-        process that was killed left half-written. What machines with other processors made stays."""
+        """What this machine's engines made of this model and form with earlier code, for another layout; what
+        a process that was killed left half-written. What is made for other instruction sets or on machines
+        with other processors stays."""
         prefix = f"{self._stem}-{self._key['form']}-"
         for path in folder.iterdir():
             with contextlib.suppress(OSError):
                 is_other = path.suffix == _SUFFIX and path.name != self._name and path.name.startswith(prefix)
                 is_scrap = path.name.startswith(f".{self._stem}-") and _is_abandoned(path)
-                if is_scrap or (is_other and _made_by_this_cpu(path)):
+                if is_scrap or (is_other and self._is_outdated(path)):
                     path.unlink()
+
+    def _is_outdated(self, path: Path) -> bool:
+        try:
+            record = read_header(path).record
+        except WeightFileError:
+            return True  # nobody can use it
+        is_current = record.get("key", {}).get("code") == self._key["code"]
+        return record.get("cpu") == _hash(cpu_model().encode()) and not is_current
 
 
 def _is_abandoned(path: Path) -> bool:
     return path.suffix == TEMPORARY and time.time() - path.stat().st_mtime > _ABANDONED_S
-
-
-def _made_by_this_cpu(path: Path) -> bool:
-    try:
-        return bool(read_header(path).record.get("cpu") == _hash(cpu_model().encode()))
-    except WeightFileError:
-        return True  # nobody can use it
 
 
 # -------------------------------------------------------------------------- what a file was made from

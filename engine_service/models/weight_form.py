@@ -10,12 +10,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.cpu.build import INSTRUCTION_SET_VARIABLE, default_instruction_set
 from kernels.cpu.packed_linear import LinearLibrary, PackedWeight, pack_weight
 from kernels.cpu.team import Team
 from kernels.cpu.weight_memory import WeightMemory
 from kernels.dispatch import BackEndUnavailable
 from kernels.quantized_reference import QuantizedWeight, in_one_format, quantize_weight, stacked
 from shared.config import ModelConfig
+from shared.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
 
@@ -105,7 +107,14 @@ class PackedForm:
 
 
 def select_form(config: ModelConfig, num_threads: int) -> WeightForm:
-    """As `config.quantization` says, as far as this machine can; whoever selects the operators warns."""
+    """As `config.quantization` says, as far as this machine can; whoever selects the operators warns.
+
+    Raises ConfigError if the environment names an instruction set that nobody knows.
+    """
+    try:
+        default_instruction_set()
+    except ValueError as error:
+        raise ConfigError(str(error), INSTRUCTION_SET_VARIABLE) from error
     dtype: torch.dtype = getattr(torch, config.dtype)
     rounds = config.quantization == "int8"
     if config.device != "cpu" or dtype != torch.float32:

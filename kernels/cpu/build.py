@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -48,6 +49,8 @@ INSTRUCTION_SETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Compiler flags by name. `native` is for this machine; the others are for tests and benchmarks of a path."""
+
+_LOG = logging.getLogger(__name__)
 
 INSTRUCTION_SET_VARIABLE = "HEADRACE_CPU_ISA"
 """In the environment: the instruction set of whoever names none, instead of `native`."""
@@ -113,9 +116,9 @@ def _compiler() -> list[str]:
             raise BackEndUnavailable(f"CXX is {candidate!r}: {error}") from error
         if found := shutil.which(program):
             return [found, *options]
-    raise BackEndUnavailable(
-        "no C++ compiler found for the CPU kernels (install g++, or set CXX to a compiler)"
-    )
+        if program and candidate == os.environ.get("CXX"):
+            _LOG.warning("CXX is %r, and there is no such program; looking for another compiler", candidate)
+    raise BackEndUnavailable("no C++ compiler found for the CPU kernels")
 
 
 def _sources() -> list[Path]:
@@ -195,6 +198,5 @@ def _run(command: list[str]) -> None:
     except OSError as error:
         raise BackEndUnavailable(f"the C++ compiler {command[0]} does not run: {error}") from error
     if result.returncode != 0:
-        raise BackEndUnavailable(
-            f"compiling the CPU kernels failed (`{' '.join(command)}`): {result.stderr.strip()[-2000:]}"
-        )
+        said = result.stderr.strip()[-2000:] or f"it ended with {result.returncode} and said nothing"
+        raise BackEndUnavailable(f"compiling the CPU kernels failed (`{' '.join(command)}`): {said}")

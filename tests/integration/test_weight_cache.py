@@ -286,17 +286,22 @@ def test_two_forms_of_a_model_have_a_file_each(source: Path, log: pytest.LogCapt
     assert len(files_in(source.parent / FOLDER)) == 2
 
 
-def test_files_of_an_older_layout_go_and_those_of_other_machines_stay(source: Path) -> None:
+def test_files_of_older_code_go_and_those_of_other_machines_and_instruction_sets_stay(source: Path) -> None:
     load(source)
     folder = source.parent / FOLDER
     (file,) = files_in(folder)
     layout = file.stem.rpartition("-")[2]
     header = read_header(file)
     tensors = read_weight_file(file, header)
-    for name, cpu in (("older", header.record["cpu"]), ("foreign", "another processor")):
-        write_weight_file(
-            file.with_name(file.name.replace(layout, name)), header.record | {"cpu": cpu}, tensors
-        )
+    record = header.record
+    older = {"key": record["key"] | {"code": "older"}}
+    other = {"key": record["key"] | {"layout": "other"}}
+    for name, changed in {
+        "older": older,
+        "foreign": older | {"cpu": "another processor"},
+        "other": other,  # as another HEADRACE_CPU_ISA makes it
+    }.items():
+        write_weight_file(file.with_name(file.name.replace(layout, name)), record | changed, tensors)
     unreadable = file.with_name(file.name.replace(layout, "unreadable"))
     unreadable.write_bytes(b"")
     unrelated = folder / "notes.safetensors"
@@ -313,6 +318,7 @@ def test_files_of_an_older_layout_go_and_those_of_other_machines_stay(source: Pa
     assert left == {
         f"{layout}.safetensors",
         "foreign.safetensors",
+        "other.safetensors",
         "notes.safetensors",
         scrap[1].name.replace(file.name.removesuffix(f"{layout}.safetensors"), ""),
     }

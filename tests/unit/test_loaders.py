@@ -282,3 +282,12 @@ def test_the_default_path_does_not_import_transformers(directory: Path) -> None:
         "assert 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
+def test_an_unknown_instruction_set_is_a_mistake_of_the_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEADRACE_CPU_ISA", "avx3")
+    with pytest.raises(ConfigError, match="HEADRACE_CPU_ISA is 'avx3'; known: native") as caught:
+        select_form(ModelConfig(name="m", source="fake:"), num_threads=1)
+    assert caught.value.param == "HEADRACE_CPU_ISA"
