@@ -284,7 +284,7 @@ def test_the_default_path_does_not_import_transformers(directory: Path) -> None:
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
 
 
-def test_an_unknown_instruction_set_is_a_mistake_of_the_configuration(
+def test_an_unknown_instruction_set_is_told_as_one_of_the_configuration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HEADRACE_CPU_ISA", "avx3")
