@@ -12,6 +12,11 @@ from gateway.openai.api import CHAT_COMPLETIONS, COMPLETIONS
 from gateway.openai.embeddings import EmbeddingsEndpoint
 from gateway.openai.endpoint import GenerationEndpoint
 from gateway.openai.models import ModelsEndpoint
+from gateway.openai.render import RenderEndpoint
+from gateway.openai.responses.endpoint import ResponsesEndpoint
+from gateway.openai.responses.stored import StoredResponsesEndpoint
+from gateway.openai.scoring import RerankEndpoint, ScoreEndpoint
+from gateway.openai.tokenization import DetokenizeEndpoint, TokenizeEndpoint
 from gateway.services import Services
 
 
@@ -21,6 +26,9 @@ def make_app(services: Services) -> web.Application:
         client_max_size=services.config.gateway.max_body_bytes,
     )
     models = ModelsEndpoint(services)
+    tokenize, detokenize = TokenizeEndpoint(services), DetokenizeEndpoint(services)
+    score, rerank = ScoreEndpoint(services), RerankEndpoint(services)
+    stored_responses = StoredResponsesEndpoint(services)
     admin = AdminEndpoint(services)
     probes = Probes(services)
     app.add_routes(
@@ -28,6 +36,18 @@ def make_app(services: Services) -> web.Application:
             web.post("/v1/chat/completions", GenerationEndpoint(services, CHAT_COMPLETIONS).handle),
             web.post("/v1/completions", GenerationEndpoint(services, COMPLETIONS).handle),
             web.post("/v1/embeddings", EmbeddingsEndpoint(services).handle),
+            web.post("/v1/responses", ResponsesEndpoint(services).handle),
+            web.get("/v1/responses/{response_id}", stored_responses.get),
+            web.delete("/v1/responses/{response_id}", stored_responses.delete),
+            web.get("/v1/responses/{response_id}/input_items", stored_responses.input_items),
+            web.post("/v1/responses/{response_id}/cancel", stored_responses.cancel),
+            web.post("/v1/chat/completions/render", RenderEndpoint(services, CHAT_COMPLETIONS).handle),
+            web.post("/v1/completions/render", RenderEndpoint(services, COMPLETIONS).handle),
+            # vLLM's are outside of /v1, to which OpenAI's clients are bound
+            *(web.post(f"{prefix}/tokenize", tokenize.handle) for prefix in ("", "/v1")),
+            *(web.post(f"{prefix}/detokenize", detokenize.handle) for prefix in ("", "/v1")),
+            *(web.post(f"{prefix}/score", score.handle) for prefix in ("", "/v1")),
+            *(web.post(f"{prefix}/rerank", rerank.handle) for prefix in ("", "/v1", "/v2")),  # v2: Cohere's
             web.get("/v1/models", models.list),
             web.get("/v1/models/{name:.+}", models.get),  # names may hold slashes
             web.get("/livez", probes.livez),

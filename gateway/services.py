@@ -15,6 +15,7 @@ from gateway.breaker import RedisBreaker
 from gateway.engine_pool import EnginePool
 from gateway.limits import Limiter
 from gateway.metrics import GatewayMetrics
+from gateway.openai.responses.store import ResponseStore
 from gateway.policy import PolicyStore
 from gateway.running_requests import RunningRequests
 from shared.config import HeadraceConfig
@@ -37,6 +38,7 @@ class Services:
     limiter: Limiter
     pool: EnginePool
     balancer: Balancer
+    responses: ResponseStore
     metrics: GatewayMetrics
     running: RunningRequests = field(default_factory=RunningRequests)
     is_draining: bool = False
@@ -94,5 +96,12 @@ def make_services(
         limiter=Limiter(client, keys, breaker, config.gateway.on_redis_failure),
         pool=pool,
         balancer=Balancer(),
+        responses=ResponseStore(
+            client,
+            keys,
+            breaker,
+            lifetime_s=config.gateway.responses_ttl_s,
+            max_bytes=config.gateway.max_stored_response_bytes,
+        ),
         metrics=GatewayMetrics(lambda: pool.links, lambda: policy.current.version),
     )

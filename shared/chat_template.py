@@ -33,16 +33,25 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation. Raises InvalidRequest when the template refuses it."""
+        """The prompt of a conversation. `variables` never replace what the template is told by us.
+
+        Raises InvalidRequest when the template refuses it.
+        """
+        # As one mapping: names that a client chose may be those of parameters, such as `self`.
+        context = {
+            **(variables or {}),
+            **self._special_tokens,
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                **self._special_tokens,
-                **variables,
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-            )
+            return self._template.render(context)
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             # Whatever a template's own operations raise on messages that it was not written for.
             raise InvalidRequest(

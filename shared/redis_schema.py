@@ -9,6 +9,7 @@
 | api_keys                      | hash   | `headrace keys`     | key id -> digest          |
 | limit:{TENANT}:requests       | string | gateways            | until the rate has decayed|
 | limit:{TENANT}:slots          | zset   | gateways            | slots expire one by one   |
+| response:{TENANT}:ID          | string | gateways            | gateway.responses_ttl_s   |
 
 The braces are Redis hash tags: all limits of one tenant lie in one cluster slot, so one script can
 check them together. Values are JSON, so that a person can read them with redis-cli.
@@ -16,7 +17,7 @@ check them together. Values are JSON, so that a person can read them with redis-
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -60,6 +61,9 @@ class RedisKeys:
     def concurrency_slots(self, tenant: TenantId) -> str:
         return f"{self._namespace}:limit:{{{tenant}}}:slots"
 
+    def response(self, tenant: TenantId, response_id: str) -> str:
+        return f"{self._namespace}:response:{{{tenant}}}:{response_id}"
+
 
 class EngineRecord(msgspec.Struct, frozen=True):
     """What an engine says of itself."""
@@ -91,10 +95,17 @@ class PolicyRecord(msgspec.Struct, frozen=True):
     routes: list[RouteConfig]
 
 
-Record = TypeVar("Record", EngineRecord, ApiKeyRecord, PolicyRecord)
+class ResponseRecord(msgspec.Struct, frozen=True):
+    """An answer of /v1/responses, with the whole conversation before it: the next turn needs no other."""
+
+    response: dict[str, Any]  # as the client got it
+    input_items: list[dict[str, Any]]  # of all turns up to this one, the answers between them included
 
 
-def to_json(record: EngineRecord | ApiKeyRecord | PolicyRecord) -> bytes:
+Record = TypeVar("Record", EngineRecord, ApiKeyRecord, PolicyRecord, ResponseRecord)
+
+
+def to_json(record: EngineRecord | ApiKeyRecord | PolicyRecord | ResponseRecord) -> bytes:
     return msgspec.json.encode(record, enc_hook=_encode_section)
 
 

@@ -45,12 +45,21 @@ class Tokenizer:
         """Those that `encode` puts before the ones of the text."""
         return len(self._bos)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Tokens of a conversation up to where the assistant answers. Raises InvalidRequest."""
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Tokens of a conversation, by default up to where the assistant answers. `variables` are further
+        ones of the template. Raises InvalidRequest."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", "model")
         # The template writes the special tokens itself, bos included.
-        return self._encode_as_is(self._template.render(messages))
+        return self._encode_as_is(
+            self._template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+        )
 
     def bad_word_tokens(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word as it is tokenised at the start of a text and behind a space, where the two differ.
@@ -82,6 +91,10 @@ class Tokenizer:
     def text_of_token(self, token_id: int) -> str:
         """One token by itself: special ones by their name, a space that it begins with kept."""
         return self._text_of_token(token_id)
+
+    def spelling_of_token(self, token_id: int) -> str:
+        """As the vocabulary has it, with that one's own signs for spaces and bytes; empty if it has none."""
+        return self._fast.id_to_token(token_id) or ""
 
     def _between_ends(self, token_ids: list[int]) -> list[int]:
         """Some models name the tokens at the ends apart from the tokenizer, and some in both places."""

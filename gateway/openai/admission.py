@@ -48,6 +48,7 @@ class Admitted(Generic[BodyT]):
     variant: VariantConfig
     engine: EngineLink  # one that serves the model: for its tokenizer and its card
     ignored_fields: tuple[str, ...] = ()
+    num_loaded_bytes: int = 0  # of what the body refers to and the endpoint has fetched
 
     @property
     def exchange(self) -> Exchange:
@@ -55,26 +56,31 @@ class Admitted(Generic[BodyT]):
 
     async def encode(self, encode: Callable[[], ResultT]) -> ResultT:
         """What tokenises the body, in a thread if that takes long."""
-        if (self.request.content_length or LONG_BODY_BYTES) < LONG_BODY_BYTES:
+        if (self.request.content_length or LONG_BODY_BYTES) + self.num_loaded_bytes < LONG_BODY_BYTES:
             return encode()
         return await asyncio.to_thread(encode)
 
-    def answer_headers(self, reservation: Reservation, choice: Choice) -> dict[str, str]:
-        return {
+    def answer_headers(self, reservation: Reservation, choice: Choice | None = None) -> dict[str, str]:
+        """`choice`: of the engine; None: the gateway answers by itself."""
+        headers = {
             **self.exchange.headers,
             **reservation.headers,
             **({IGNORED_HEADER: header_value(self.ignored_fields)} if self.ignored_fields else {}),
-            "x-headrace-engine": choice.engine_id,
             "x-headrace-variant": self.variant.variant,
-            "x-headrace-route-reason": choice.reason,
         }
+        if choice is not None:
+            headers["x-headrace-engine"] = choice.engine_id
+            headers["x-headrace-route-reason"] = choice.reason
+        return headers
 
 
 class Admission(Generic[BodyT]):
     """Lets the requests of one endpoint in, and keeps account of those that run."""
 
-    def __init__(self, services: Services, body: type[BodyT], *, operation: str, runner: Runner) -> None:
-        """`operation`: gen_ai.operation.name. `runner`: of the models that the endpoint is for."""
+    def __init__(
+        self, services: Services, body: type[BodyT], *, operation: str, runner: Runner | None
+    ) -> None:
+        """`operation`: gen_ai.operation.name. `runner`: of the models that the endpoint is for; None: all."""
         self._services = services
         self._body = body
         self._operation = operation
@@ -89,9 +95,9 @@ class Admission(Generic[BodyT]):
         document = await read_json(request, services.config.gateway)
         ignored: tuple[str, ...] = ()
         if services.config.gateway.unknown_fields == "ignore":
-            body, ignored = check_without_unknown(self._body, document)
+            body, ignored = check_without_unknown(self.body_for(document), document)
         else:
-            body = check_body(self._body, document)
+            body = check_body(self.body_for(document), document)
         route = policy.route(body.model, tenant)
         variant = self._assign(request, body, route, key)
         if services.is_draining:
@@ -101,6 +107,10 @@ class Admission(Generic[BodyT]):
             raise unavailable(f"No engine is ready for the model {body.model!r}.")
         self._check_runner(body.model, engines[0])
         return Admitted(request, body, tenant, route, variant, engines[0], ignored)
+
+    def body_for(self, document: object) -> type[BodyT]:
+        """The form in which a document is to be read, where an endpoint takes several."""
+        return self._body
 
     @contextlib.asynccontextmanager
     async def running(self, admitted: Admitted[BodyT]) -> AsyncIterator[Reservation]:
@@ -167,7 +177,7 @@ class Admission(Generic[BodyT]):
         return variant
 
     def _check_runner(self, name: str, engine: EngineLink) -> None:
-        if engine.card.runner == self._runner:
+        if self._runner in (None, engine.card.runner):
             return
         problem = (
             "makes embeddings and generates no text; it is served by /v1/embeddings"

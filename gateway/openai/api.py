@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -48,9 +49,17 @@ def encode_conversation(
     messages, card = conversation.messages, speaker.card
     num_characters = sum(len(message["content"] or "") for message in messages)
     refuse_too_long(num_characters, speaker.tokenizer, card, param)
-    token_ids = speaker.tokenizer.encode_chat(messages)
-    shareable = len(token_ids) >= card.block_size
-    return [Prompt(token_ids, conversation_hash(cache_salt, messages) if shareable else None)]
+    variables = conversation.template_variables
+    token_ids = speaker.tokenizer.encode_chat(
+        messages, add_generation_prompt=conversation.add_generation_prompt, variables=variables
+    )
+    if not token_ids:
+        raise invalid_request("The prompt has no tokens.", param, "invalid_value")
+    if len(token_ids) < card.block_size:
+        return [Prompt(token_ids, None)]
+    # Variables may change how a prompt begins, so they are a part of what its blocks are found by.
+    told_apart = f"{cache_salt}\n{json.dumps(variables, sort_keys=True)}" if variables else cache_salt
+    return [Prompt(token_ids, conversation_hash(told_apart, messages))]
 
 
 def encode_chat(body: ChatCompletionBody, speaker: Speaker, cache_salt: str) -> list[Prompt]:

@@ -7,6 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 ToolChoice = Literal["none", "auto", "required"]
+# What a template is told of a conversation; a client's own variables leave these alone.
+RESERVED_TEMPLATE_VARIABLES = (
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "tokenize",
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
             )
             try:
                 self._admission.place(admitted, placement, generation.start)
-                answer = _Answer(self._services, self._api, admitted, wish, turn, generation, reservation)
+                answer = self._make_answer(admitted, wish, turn, generation, reservation)
                 return await (answer.stream() if admitted.body.stream else answer.whole())
             finally:  # also when cancelled: it does not wait
                 generation.close()
@@ -69,6 +69,16 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
     async def _wish(self, admitted: Admitted[BodyT]) -> WishT:
         """What the body asks of a model. Endpoints whose bodies are not OpenAI's completions translate it."""
         return cast("WishT", admitted.body)
+
+    def _make_answer(
+        self,
+        admitted: Admitted[BodyT],
+        wish: WishT,
+        turn: TurnPlan,
+        generation: Generation,
+        reservation: Reservation,
+    ) -> Answer[BodyT, WishT]:
+        return Answer(self._services, self._api, admitted, wish, turn, generation, reservation)
 
     async def _plan(
         self, admitted: Admitted[BodyT], body: WishT, speaker: Speaker, turn: TurnPlan
@@ -106,7 +116,7 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
         )
 
 
-class _Answer(Generic[BodyT, WishT]):
+class Answer(Generic[BodyT, WishT]):
     """The answer to one request, whole or streamed, and the figures taken on the way."""
 
     def __init__(
@@ -165,7 +175,7 @@ class _Answer(Generic[BodyT, WishT]):
                     if events := await self._events(deltas):
                         await stream.send(events)
             self._observe_end()
-            return await stream.end(self._format.closing_events(self._generation.usage))
+            return await stream.end(await self._closing_events())
         except ApiError as error:
             if not stream.has_begun:
                 raise
@@ -176,6 +186,9 @@ class _Answer(Generic[BodyT, WishT]):
             if self._services.running.are_ended and stream.has_begun:
                 await self._last_words(stream, unavailable("The server is shutting down."))
             raise
+
+    async def _closing_events(self) -> bytes:
+        return self._format.closing_events(self._generation.usage)
 
     async def _events(self, deltas: list[TextDelta]) -> bytes:
         for delta in deltas:

@@ -10,18 +10,23 @@ import json
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     StringConstraints,
     ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic_core import CoreSchema
 
 from gateway.errors import ApiError, invalid_request
-from gateway.openai.conversation import Conversation
+from gateway.openai.chat_message import Message
+from gateway.openai.conversation import RESERVED_TEMPLATE_VARIABLES, Conversation, ToolChoice
+from gateway.openai.strict_body import Body as Body
+from gateway.openai.strict_body import FieldError as FieldError
+from gateway.openai.strict_body import Label as Label
+from gateway.openai.tool_fields import MAX_TOOLS, FunctionTool, NamedToolChoice
 from shared.sampling import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORDS,
@@ -41,19 +46,6 @@ INT32_MAX = 2**31 - 1
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 BadWord = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
-Label = Annotated[str, StringConstraints(max_length=512)]
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class FieldError(ValueError):
-    """A check of several fields says which of them is to be changed."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class StreamOptions(Body):
@@ -131,13 +123,39 @@ class StreamableBody(ModelBody):
 
     stream: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_means_default(cls, document: Any) -> Any:
+        """Clients write null for what they leave to us, also where the default is something else."""
+        if not isinstance(document, dict):
+            return document
+        return {
+            name: value for name, value in document.items() if value is not None or cls._may_be_null(name)
+        }
 
-class GenerationBody(StreamableBody):
-    """Fields that chat and plain completions share: what can be asked of a model."""
+    @classmethod
+    def _may_be_null(cls, name: str) -> bool:
+        info = cls.model_fields.get(name)
+        return info is None or info.is_required() or info.default is None
 
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
-    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Says of nulls what `_null_means_default` does with them."""
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema)["properties"]
+        for name, info in cls.model_fields.items():
+            if not cls._may_be_null(name):
+                field = properties[info.alias or name]
+                about = {word: field.pop(word) for word in ("default", "description") if word in field}
+                properties[info.alias or name] = {"anyOf": [field, {"type": "null"}], **about}
+        return schema
+
+
+class SamplingFields(Body):
+    """How to choose tokens: under the same names in all endpoints of OpenAI's that generate."""
+
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
@@ -145,7 +163,6 @@ class GenerationBody(StreamableBody):
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     logit_bias: dict[str, float] | None = None
-    response_format: ResponseFormat | None = None
     # vLLM's
     top_k: int = Field(0, ge=-1, le=INT32_MAX)
     min_p: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
@@ -159,6 +176,16 @@ class GenerationBody(StreamableBody):
     skip_special_tokens: bool = True
     cache_salt: Label | None = None
     structured_outputs: StructuredOutputs | None = None
+
+
+class GenerationBody(SamplingFields, StreamableBody):
+    """Fields that chat and plain completions share: what can be asked of a model."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    response_format: ResponseFormat | None = None
+    # vLLM's
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
     use_beam_search: bool = False
@@ -211,21 +238,6 @@ class GenerationBody(StreamableBody):
         asked = self.structured_outputs or self.response_format
         return asked.form if asked is not None else None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _null_means_default(cls, document: Any) -> Any:
-        """Clients write null for what they leave to us, also where the default is something else."""
-        if not isinstance(document, dict):
-            return document
-        return {
-            name: value for name, value in document.items() if value is not None or cls._may_be_null(name)
-        }
-
-    @classmethod
-    def _may_be_null(cls, name: str) -> bool:
-        info = cls.model_fields.get(name)
-        return info is None or info.is_required() or info.default is None
-
     @property
     def stop_strings(self) -> list[str]:
         if self.stop is None:
@@ -272,42 +284,18 @@ class GenerationBody(StreamableBody):
         return None
 
 
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
-
-
-class Message(Body):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
-    name: Label | None = None
-    tool_call_id: Label | None = None
-    refusal: None = None
-    tool_calls: None = None
-
-    @model_validator(mode="after")
-    def _has_content(self) -> Message:
-        if self.content is None:
-            raise ValueError("a message needs content")
-        return self
-
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it: parts joined, the newer role name as the older one."""
-        content = self.content
-        if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
-
-
 class ChatCompletionBody(GenerationBody):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    # not served yet
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    # vLLM's
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @field_validator("top_logprobs")
     @classmethod
@@ -316,9 +304,62 @@ class ChatCompletionBody(GenerationBody):
             raise ValueError("it needs logprobs to be true")
         return top_logprobs
 
+    @model_validator(mode="after")
+    def _chooses_among_its_tools(self) -> ChatCompletionBody:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise FieldError("tools", f"two tools are called {twice!r}")
+        if self.tool_choice in (None, "none", "auto"):
+            return self
+        if not names:
+            raise FieldError("tool_choice", "it needs tools to choose among")
+        if self.only_tool is not None and self.only_tool not in names:
+            raise FieldError("tool_choice", f"there is no tool {self.only_tool!r}")
+        if self.use_beam_search:
+            raise FieldError("tool_choice", "a beam search cannot be held to a call")
+        if self.structured_outputs is not None:
+            raise FieldError("structured_outputs", "a call that must be made has the form of the call")
+        return self
+
+    @model_validator(mode="after")
+    def _ends_as_its_last_message_allows(self) -> ChatCompletionBody:
+        if self.continue_final_message:
+            if self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
+                raise FieldError("continue_final_message", "it and add_generation_prompt cannot both be true")
+            last = self.messages[-1]
+            if last.role != "assistant" or last.tool_calls or not last.text:
+                raise FieldError("continue_final_message", "the last message must be text of the assistant")
+        return self
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _leaves_what_has_fields_of_its_own(cls, variables: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name in variables or ():
+            if name in RESERVED_TEMPLATE_VARIABLES:
+                raise FieldError(name, "it cannot be set here")
+        return variables
+
+    @property
+    def only_tool(self) -> str | None:
+        """The one that must be called."""
+        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedToolChoice) else None
+
     @property
     def conversation(self) -> Conversation:
-        return Conversation([message.for_template() for message in self.messages])
+        choice: ToolChoice = "auto"
+        if self.tool_choice is not None:
+            choice = "required" if isinstance(self.tool_choice, NamedToolChoice) else self.tool_choice
+        return Conversation(
+            [message.for_template() for message in self.messages],
+            tools=[tool.tool for tool in self.tools or ()],
+            tool_choice=choice,
+            only_tool=self.only_tool,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            template_variables=self.chat_template_kwargs or {},
+            add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,
+            continue_final_message=self.continue_final_message,
+        )
 
     @property
     def num_logprobs(self) -> int | None:
@@ -430,5 +471,5 @@ def _from_validation_error(error: ValidationError) -> ApiError:
     reason = chosen["msg"].removeprefix("Value error, ")
     cause = chosen.get("ctx", {}).get("error")
     if isinstance(cause, FieldError):
-        param = cause.param
+        param = f"{param}.{cause.param}".lstrip(".")
     return invalid_request(f"Invalid value for {param}: {reason}", param or None, "invalid_value")

@@ -8,14 +8,12 @@ tried without being added here.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import re
 import threading
 import typing
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -24,6 +22,8 @@ from msgspec.structs import replace
 
 from gateway.openai.embeddings_body import EmbeddingsBody
 from gateway.openai.schema import Body, ChatCompletionBody, CompletionBody
+from gateway.openai.scoring_body import RerankBody, ScoreBody
+from gateway.openai.tokenization_body import DetokenizeBody, TokenizeChatBody, TokenizePromptBody
 from shared.identifiers import GatewayId, RequestId, TenantId
 from shared.messages import (
     PROTOCOL_VERSION,
@@ -41,9 +41,11 @@ from shared.messages import (
     encode,
 )
 from shared.sampling import BeamSearch, SamplingParams, StructuredOutput
+from tests.http_client import KeptConnection
 from tests.integration.engine_peer import engine, expected_tokens, peer, stop
 from tests.odd_values import ODD_VALUES, as_json
-from tests.stack import Stack, fake_model, wait_until
+from tests.stack import Stack, fake_model
+from tests.unharmed_stack import unharmed
 
 TIME_LIMIT_S = 10.0  # for one answer, on a machine that is busy; most take milliseconds
 
@@ -52,22 +54,50 @@ BASE: dict[type[Body], dict[str, Any]] = {
     ChatCompletionBody: {"model": "fake", "messages": MESSAGES, "max_tokens": 2, "seed": 1},
     CompletionBody: {"model": "fake", "prompt": "hi", "max_tokens": 2, "seed": 1},
     EmbeddingsBody: {"model": "embedder", "input": "hi"},
+    ScoreBody: {"model": "embedder", "text_1": "hi", "text_2": "ho"},
+    RerankBody: {"model": "embedder", "query": "hi", "documents": ["ho"]},
+    TokenizePromptBody: {"model": "fake", "prompt": "hi"},
+    TokenizeChatBody: {"model": "fake", "messages": MESSAGES},
+    DetokenizeBody: {"model": "fake", "tokens": [1]},
 }
 PATHS = {
     ChatCompletionBody: "/v1/chat/completions",
     CompletionBody: "/v1/completions",
     EmbeddingsBody: "/v1/embeddings",
+    ScoreBody: "/v1/score",
+    RerankBody: "/v1/rerank",
+    TokenizePromptBody: "/tokenize",
+    TokenizeChatBody: "/tokenize",
+    DetokenizeBody: "/detokenize",
 }
+# Of which a whole answer has all of one line.
+ANSWERS = ({"choices", "usage"}, {"data", "usage"}, {"results", "usage"}, {"tokens", "count"}, {"prompt"})
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+CHOICE = {"type": "function", "function": {"name": "f"}}
+CALLING = [
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    }
+]
 # What stands around a field inside of others.
 AROUND: dict[tuple[str, ...], dict[str, Any]] = {
     ("messages",): {"messages": MESSAGES},
     ("messages", "content"): {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]},
+    ("documents",): {"documents": [{"text": "hi"}]},
     ("stream_options",): {"stream": True, "stream_options": {}},
     ("response_format",): {"response_format": {"type": "text"}},
     ("response_format", "json_schema"): {
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
     },
     ("structured_outputs",): {"structured_outputs": {}},
+    ("messages", "tool_calls"): {"messages": CALLING},
+    ("messages", "tool_calls", "function"): {"messages": CALLING},
+    ("tools",): {"tools": TOOLS},
+    ("tools", "function"): {"tools": TOOLS},
+    ("tool_choice",): {"tools": TOOLS, "tool_choice": CHOICE},
+    ("tool_choice", "function"): {"tools": TOOLS, "tool_choice": CHOICE},
 }
 
 
@@ -103,44 +133,21 @@ def document_with(kind: type[Body], place: tuple[str, ...], value: Any) -> dict[
     return document
 
 
-class Client:
-    """One connection that stays open: opening thousands would be most of the time."""
-
-    def __init__(self, stack: Stack) -> None:
-        self._key = stack.key()
-        self._connection = http.client.HTTPConnection(urlsplit(stack.url).netloc, timeout=TIME_LIMIT_S)
-
-    def send(self, path: str, body: str) -> tuple[int, bytes]:
-        """Status and content. Raises TimeoutError."""
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"}
-        self._connection.request("POST", path, body.encode(), headers)
-        response = self._connection.getresponse()
-        return response.status, response.read()
-
-
 @pytest.fixture(scope="module")
 def stack(redis_url: str) -> Iterator[Stack]:
     models = [
         fake_model(max_model_len=128, max_num_seqs=16),
         fake_model("embedder", max_model_len=128, runner="pooling"),
     ]
-    with Stack(redis_url, {"models": models}) as stack:
-        epochs = epochs_of(stack)
+    with Stack(redis_url, {"models": models}) as stack, unharmed(stack):
         yield stack
-        wait_until(lambda: not any(stack.gauges().values()), what="an idle stack")
-        assert epochs_of(stack) == epochs
-        for name, process in stack.processes.items():
-            assert process.poll() is None
-            assert "Traceback" not in stack.log(name), stack.log(name)
-
-
-def epochs_of(stack: Stack) -> set[str]:
-    return {engine["epoch"] for engine in stack.admin_status()["engines"]}
 
 
 @pytest.fixture(scope="module")
-def client(stack: Stack) -> Client:
-    return Client(stack)
+def client(stack: Stack) -> Iterator[KeptConnection]:
+    connection = KeptConnection(stack.url, stack.key(), TIME_LIMIT_S)
+    yield connection
+    connection.close()
 
 
 def complaint_about(place: tuple[str, ...], status: int, data: bytes) -> str:
@@ -149,7 +156,7 @@ def complaint_about(place: tuple[str, ...], status: int, data: bytes) -> str:
         if data.startswith(b"data:"):
             is_whole = data.endswith(b"data: [DONE]\n\n") and b'"error"' not in data
         else:
-            is_whole = {"choices", "usage"} <= json.loads(data).keys() or b'"embedding"' in data
+            is_whole = any(names <= json.loads(data).keys() for names in ANSWERS)
         return "" if is_whole else f"half an answer: {data[-200:]!r}"
     error = json.loads(data)["error"]
     if set(error) != {"message", "type", "param", "code"} or not 400 <= status < 500:
@@ -170,7 +177,7 @@ def is_about_streaming(status: int, data: bytes) -> bool:
     ("kind", "place"), PLACES, ids=[f"{kind.__name__}-{'.'.join(place)}" for kind, place in PLACES]
 )
 def test_an_odd_value_in_a_field_is_served_or_refused_by_its_name(
-    client: Client, kind: type[Body], place: tuple[str, ...]
+    client: KeptConnection, kind: type[Body], place: tuple[str, ...]
 ) -> None:
     complaints = {}
     for label, value in ODD_VALUES.items():
