@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from compose.commands import bench, chat, engine, gateway, keys, models, status, up
+from compose.commands import bench, chat, conformance, engine, gateway, keys, models, status, up
 from shared.errors import UserError
 
 EXIT_USER_ERROR = 2
@@ -30,6 +30,7 @@ app.add_typer(keys.app, name="keys")
 app.command("status")(status.status)
 app.command("chat")(chat.chat)
 app.add_typer(bench.app, name="bench")
+app.command("conformance")(conformance.conformance)
 app.add_typer(models.app, name="models")
 
 

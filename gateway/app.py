@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from gateway.admin import AdminEndpoint
+from gateway.anthropic.endpoint import CountTokensEndpoint, MessagesEndpoint
 from gateway.cross_origin import allow_cross_origin, cross_origin_middlewares
 from gateway.exchange import exchange_middleware
 from gateway.health import Probes
@@ -48,6 +49,8 @@ def make_app(services: Services) -> web.Application:
             *(web.post(f"{prefix}/detokenize", detokenize.handle) for prefix in ("", "/v1")),
             *(web.post(f"{prefix}/score", score.handle) for prefix in ("", "/v1")),
             *(web.post(f"{prefix}/rerank", rerank.handle) for prefix in ("", "/v1", "/v2")),  # v2: Cohere's
+            web.post("/v1/messages", MessagesEndpoint(services).handle),
+            web.post("/v1/messages/count_tokens", CountTokensEndpoint(services).handle),
             web.get("/v1/models", models.list),
             web.get("/v1/models/{name:.+}", models.get),  # names may hold slashes
             web.get("/livez", probes.livez),

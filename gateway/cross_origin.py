@@ -8,7 +8,7 @@ from aiohttp.typedefs import Handler, Middleware
 from shared.config import GatewayConfig
 
 _MAX_AGE_S = 600  # a browser remembers the answer to its question for so long
-_EXPOSED_HEADERS = "x-request-id, Retry-After"  # and whatever else begins with `x-`, see `_exposed`
+_EXPOSED_HEADERS = ("x-request-id", "request-id", "Retry-After")  # and whatever else begins with `x-`
 
 
 def cross_origin_middlewares(config: GatewayConfig) -> list[Middleware]:
@@ -53,4 +53,4 @@ def _preflight_answer(request: web.Request) -> web.Response:
 
 def _exposed(response: web.StreamResponse) -> str:
     ours = sorted({name.lower() for name in response.headers if name.lower().startswith("x-")})
-    return ", ".join(dict.fromkeys([*_EXPOSED_HEADERS.split(", "), *ours]))
+    return ", ".join(dict.fromkeys([*_EXPOSED_HEADERS, *ours]))

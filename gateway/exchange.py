@@ -14,6 +14,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from opentelemetry import trace
 
+from gateway.anthropic.dialect import ANTHROPIC, speaks_anthropic
+from gateway.dialect import OPENAI, Dialect
 from gateway.errors import ApiError, from_user_error, internal_error
 from gateway.services import Services
 from shared.errors import UserError
@@ -33,11 +35,12 @@ class Exchange:
 
     request_id: str  # the client's, if it is fit to be echoed; never used inside
     span: trace.Span
+    dialect: Dialect = OPENAI
     arrived_at: float = field(default_factory=time.monotonic)
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"x-request-id": self.request_id}
+        return dict.fromkeys(self.dialect.id_headers, self.request_id)
 
 
 def exchange_of(request: web.Request) -> Exchange:
@@ -51,7 +54,8 @@ def exchange_middleware(services: Services) -> Middleware:
         given = request.headers.get("x-request-id", "")
         request_id = given if _ACCEPTABLE_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
         span = _start_span(request, services)
-        exchange = request["exchange"] = Exchange(request_id, span)
+        dialect = ANTHROPIC if speaks_anthropic(request.path) else OPENAI
+        exchange = request["exchange"] = Exchange(request_id, span, dialect)
         status = 500
         try:
             response = await handler(request)
@@ -115,15 +119,15 @@ def _answer(error: Exception, exchange: Exchange) -> web.Response:
     if error.code is not None:
         exchange.span.set_attribute(SpanAttribute.ERROR_TYPE, error.code)
     return web.Response(
-        status=error.status,
-        body=msgspec.json.encode(error.body),
+        status=exchange.dialect.status_of(error),
+        body=msgspec.json.encode(exchange.dialect.body_of(error, exchange.request_id)),
         content_type="application/json",
         headers=error.headers,
     )
 
 
 def _from_http_exception(error: web.HTTPException) -> ApiError:
-    """aiohttp's own refusals (no such route, wrong method, a body it cannot parse) in OpenAI's shape."""
+    """aiohttp's own refusals: no such route, wrong method, a body it cannot parse."""
     code = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}.get(error.status)
     headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
     return ApiError(

@@ -77,6 +77,7 @@ class _Continuation:
     tells_logprobs: bool
     keeps_output: bool
     tells_prompt_token_ids: bool
+    clients_stop_tokens: frozenset[int]  # those that the model itself does not end with
     has_begun: bool = False
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
@@ -125,7 +126,13 @@ class _Continuation:
             num_tokens,
             sum(one.logprob for one in logprobs),
             token_ids=token_ids[:num_tokens],
+            stop_reason=self._stop_reason(update.stop_token_id),
         )
+
+    def _stop_reason(self, stop_token_id: int | None) -> str | int | None:
+        if self.detokenizer.stopped:
+            return self.detokenizer.stop_string
+        return stop_token_id if stop_token_id in self.clients_stop_tokens else None
 
     def _score(self, logprobs: Sequence[TokenLogprobs]) -> list[ScoredToken]:
         scored = []
@@ -163,7 +170,10 @@ class Generation:
         num_sequences = self._plan.num_choices if sampling.beam_search is None else 1
         cost = sum(cost_of(len(p.token_ids), sampling) * num_sequences for p in self._plan.prompts)
         link = self._placement.choose(self._plan.prompts[0].prefix_hash, cost)
-        self._continuations = self._make_continuations(link.tokenizer)
+        # As in vLLM, a token that ends the model's turns anyway is not told, whoever asked for it.
+        own_stop_tokens = () if sampling.ignore_eos else link.card.eos_token_ids
+        clients_stop_tokens = frozenset(sampling.stop_token_ids).difference(own_stop_tokens)
+        self._continuations = self._make_continuations(link.tokenizer, clients_stop_tokens)
         self._mailbox = Mailbox(dict.fromkeys(self._continuations, sampling.max_tokens))
         trace_context = inject(self._span)
         for request_id, continuations in self._continuations.items():
@@ -255,7 +265,9 @@ class Generation:
         self._has_tokens = True
         return pending
 
-    def _make_continuations(self, tokenizer: Tokenizer) -> dict[RequestId, list[_Continuation]]:
+    def _make_continuations(
+        self, tokenizer: Tokenizer, clients_stop_tokens: frozenset[int]
+    ) -> dict[RequestId, list[_Continuation]]:
         plan = self._plan
         continuations: dict[RequestId, list[_Continuation]] = {}
         index = 0
@@ -288,6 +300,7 @@ class Generation:
                     plan.tells_logprobs,
                     plan.keeps_output,
                     plan.tells_prompt_token_ids,
+                    clients_stop_tokens,
                 )
                 index += 1
                 if leader is not None and plan.sampling.beam_search is not None:

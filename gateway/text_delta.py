@@ -37,6 +37,7 @@ class TextDelta:
     prompt_token_ids: list[int] | None = None  # of the first update, if asked for
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    stop_reason: str | int | None = None  # with the last delta: what the client gave, if that ended it
 
     @property
     def says_something(self) -> bool:

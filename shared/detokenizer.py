@@ -42,7 +42,12 @@ class IncrementalDetokenizer:
     @property
     def stopped(self) -> bool:
         """A stop string was met; further tokens add no text."""
-        return self._stop is not None and self._stop.matched
+        return self.stop_string is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The one that was met."""
+        return self._stop.matched if self._stop is not None else None
 
     @property
     def num_tokens(self) -> int:
@@ -106,16 +111,15 @@ class StopStrings:
         self._include_in_output = include_in_output
         self._num_held_back = max(map(len, self._stop)) - 1
         self._held = ""
-        self.matched = False
+        self.matched: str | None = None
 
     def push(self, text: str) -> str:
         """The part of held-back and new text that can no longer belong to a stop string."""
         self._held += text
-        found = [(at + len(stop), at) for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if found:
             # The one completed first, so that the result does not depend on how tokens are grouped.
-            end, begin = min(found)
-            self.matched = True
+            end, begin, self.matched = min(found)
             shown, self._held = self._held[: end if self._include_in_output else begin], ""
             return shown
         cut = len(self._held) - self._num_held_back
@@ -126,4 +130,4 @@ class StopStrings:
 
     def flush(self) -> str:
         held, self._held = self._held, ""
-        return "" if self.matched else held
+        return held if self.matched is None else ""

@@ -47,6 +47,7 @@ class WholeChoice:
     prompt_logprobs: list[list[RankedToken]] | None = None  # None: not asked for
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: list[int] | None = None  # None: not asked for
+    stop_reason: str | int | None = None
 
     def add(self, delta: TextDelta) -> None:
         self.text += delta.text
@@ -60,6 +61,8 @@ class WholeChoice:
         self.num_tokens += delta.num_tokens
         self.logprob_sum += delta.logprob_sum
         self.token_ids += delta.token_ids
+        if delta.stop_reason is not None:
+            self.stop_reason = delta.stop_reason
         if delta.prompt_token_ids is not None:
             self.prompt_token_ids = delta.prompt_token_ids
         if delta.prompt_logprobs is not None:

@@ -52,6 +52,7 @@ class ChatFormat:
                 "message": _message(choice),
                 "logprobs": chat_logprobs(choice.logprobs),
                 "finish_reason": _finish_reason(choice.finish_reason, calls=bool(choice.tool_calls)),
+                "stop_reason": choice.stop_reason,  # vLLM's
                 **({"token_ids": choice.token_ids} if self._tells_token_ids else {}),
             }
             for index, choice in enumerate(choices)
@@ -85,7 +86,8 @@ class ChatFormat:
                 events = events[:-3] + b',"prompt_token_ids":%b}\n\n' % _encode(delta.prompt_token_ids)
         if delta.finish_reason is not None:
             reason = _finish_reason(delta.finish_reason, calls=delta.index in self._calling)
-            events += self._event(delta.index, b"{}", finish_reason=reason)
+            stop_reason = b',"stop_reason":' + _encode(delta.stop_reason)  # vLLM's
+            events += self._event(delta.index, b"{}", finish_reason=reason, more=stop_reason)
         return events
 
     def _event(
@@ -96,13 +98,15 @@ class ChatFormat:
         logprobs: dict[str, Any] | None = None,
         finish_reason: str | None = None,
         token_ids: Sequence[int] = (),
+        more: bytes = b"",
     ) -> bytes:
-        choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}' % (
+        choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b%b}' % (
             index,
             delta,
             b"null" if logprobs is None else _encode(logprobs),
             b"null" if finish_reason is None else _encode(finish_reason),
             b',"token_ids":%b' % _encode(token_ids) if token_ids else b"",
+            more,
         )
         return b"".join((self._before_choice, choice, self._behind_choice))
 

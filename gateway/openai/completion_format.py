@@ -61,6 +61,7 @@ class CompletionFormat:
             "text": said.text,
             "logprobs": completion_logprobs(said.logprobs),
             "finish_reason": said.finish_reason,
+            "stop_reason": said.stop_reason,  # vLLM's
         }
         if self._tells_token_ids:
             document["token_ids"] = said.token_ids

@@ -181,7 +181,7 @@ def test_bodies_up_to_the_limit_are_read_and_larger_ones_are_413(stack, key):
         assert (refused.status, refused.error["code"]) == (413, "request_too_large"), encoding
 
 
-# Not deflate: aiohttp takes a cut stream of it now for one that is still to come, now for one that is garbled.
+# Not deflate: aiohttp takes a cut stream of it now for one still to come, now for one that is garbled.
 @pytest.mark.parametrize("encoding", sorted(COMPRESS.keys() - {"deflate"}))
 def test_a_compressed_body_that_is_cut_is_refused(stack, key, encoding):
     cut = COMPRESS[encoding](b'{"model": "fake", "messages": 1}')[:-9]

@@ -92,6 +92,14 @@ def test_text_that_could_begin_a_stop_string_is_held_back_until_it_cannot():
     assert not detokenizer.stopped
 
 
+def test_the_stop_string_that_was_met_is_told_the_longest_of_those_that_end_there():
+    detokenizer = IncrementalDetokenizer(TOKENIZER, stop=["zz", "D", "END"])
+    detokenizer.append(list(b"xEN"))
+    assert detokenizer.stop_string is None
+    detokenizer.append(list(b"Dzz"))
+    assert detokenizer.stop_string == "END"
+
+
 def test_the_stop_string_may_be_part_of_the_output():
     assert "".join(stream(b"one.two", stop=["."], include_stop_in_output=True)) == "one."
 

@@ -157,7 +157,9 @@ def test_each_prompt_has_its_own_best_and_equals_keep_their_order() -> None:
 def test_scores_that_only_rank_are_not_told() -> None:
     choice = make_choice(("a", 1, -1.0))
     document = CompletionFormat(AnswerIdentity("id", "m", 0)).whole([choice], Usage(1, 1, 0))
-    assert document["choices"] == [{"index": 0, "text": "a", "logprobs": None, "finish_reason": None}]
+    assert document["choices"] == [
+        {"index": 0, "text": "a", "logprobs": None, "finish_reason": None, "stop_reason": None}
+    ]
 
 
 # -------------------------------------------------------------------------- what is asked of the engine

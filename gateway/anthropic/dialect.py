@@ -1,0 +1,47 @@
+"""Errors in Anthropic's shape: a type that follows from the status, and a message that names the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.dialect import Dialect
+from gateway.errors import ApiError
+
+OVERLOADED = 529  # Anthropic's own; its clients have an exception for it, and try again
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    OVERLOADED: "overloaded_error",
+}
+
+
+def status_of(error: ApiError) -> int:
+    """A full queue is not the client's doing, as a rate limit is: Anthropic tells the two apart."""
+    return OVERLOADED if error.code == "overloaded" else error.status
+
+
+def error_document(error: ApiError) -> dict[str, Any]:
+    status = status_of(error)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    message = error.message
+    if error.param is not None and error.param not in message:  # this shape has no field for it
+        message = f"{error.param}: {message}"
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+ANTHROPIC = Dialect(
+    ("x-request-id", "request-id"),
+    status_of,
+    lambda error, request_id: {**error_document(error), "request_id": request_id},
+)
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Also of a path that nothing answers, so that its refusal can be read."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")

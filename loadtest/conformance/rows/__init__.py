@@ -1,0 +1,1 @@
+"""The rows, a module for each group."""
