@@ -18,6 +18,7 @@ from gateway.openai.responses.endpoint import ResponsesEndpoint
 from gateway.openai.responses.stored import StoredResponsesEndpoint
 from gateway.openai.scoring import RerankEndpoint, ScoreEndpoint
 from gateway.openai.tokenization import DetokenizeEndpoint, TokenizeEndpoint
+from gateway.openapi.endpoint import OpenApiEndpoint
 from gateway.services import Services
 
 
@@ -53,6 +54,7 @@ def make_app(services: Services) -> web.Application:
             web.post("/v1/messages/count_tokens", CountTokensEndpoint(services).handle),
             web.get("/v1/models", models.list),
             web.get("/v1/models/{name:.+}", models.get),  # names may hold slashes
+            web.get("/openapi.json", OpenApiEndpoint(services).handle),
             web.get("/livez", probes.livez),
             web.get("/readyz", probes.readyz),
             web.get("/health", probes.health),
