@@ -119,7 +119,7 @@ def test_12_requests_together_share_their_steps(client, stack):
         list(threads.map(run, range(12, 24)))
     together = time.monotonic() - began
     print(f"in a row {in_a_row:.1f} s, together {together:.1f} s: {in_a_row / together:.1f} times as fast")
-    assert between - before == 12 * 10  # one for each token: the first comes with the prompt
+    assert between - before >= 12 * 10  # one for each token, at least: another request may just have ended
     assert num_steps(stack) - between < 12 * 10 / 2
 
 
