@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernels.cpu import build
-from kernels.dispatch import BackEndUnavailable, select_operators
+from kernels.dispatch import BackEndUnavailable
 
 
 def test_a_compiler_may_be_named_with_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,19 +31,6 @@ def test_a_compiler_that_is_not_there_is_no_reason_to_give_up(
 def test_a_compiler_that_fails_without_a_word_is_named(tmp_path: Path) -> None:
     with pytest.raises(BackEndUnavailable, match=r"`/bin/false .*: it ended with 1 and said nothing"):
         build.run_compiler(["/bin/false"], [tmp_path / "a.cpp"], tmp_path / "a.so", [])
-
-
-def test_the_one_warning_says_how_to_get_the_fast_path(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(build, "_fingerprint", lambda _flags: "never-built")
-    with caplog.at_level("WARNING"):
-        assert type(select_operators(None, "cpu")).__name__ == "ReferenceOperators"
-    [record] = caplog.records
-    assert "no C++ compiler found" in record.message
-    assert "such as g++ 11" in record.message
 
 
 def test_a_quote_without_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
