@@ -7,6 +7,8 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import itertools
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -47,6 +49,11 @@ class _TensorInfo:
     shape: tuple[int, ...]  # slowest dimension first, as numpy and torch have it
     kind: GGMLQuantizationType
     offset: int  # from the start of the file
+
+    @property
+    def num_bytes(self) -> int:
+        values_per_block, bytes_per_block = GGML_QUANT_SIZES[self.kind]
+        return int(math.prod(self.shape) // values_per_block * bytes_per_block)
 
 
 class GgufFile:
@@ -121,14 +128,12 @@ class GgufFile:
             raise ConfigError(
                 f"{self.path}: tensor {name!r} is stored as {info.kind.name}; supported: {known}", "source"
             )
-        values_per_block, bytes_per_block = GGML_QUANT_SIZES[info.kind]
-        num_values = int(np.prod(info.shape))
-        num_bytes = num_values // values_per_block * bytes_per_block
-        if info.offset + num_bytes > len(self._map):
+        if info.offset + info.num_bytes > len(self._map):
             raise ConfigError(f"{self.path} is cut short: tensor {name!r} lies past its end", "source")
         # Not from the map, whose pages would count as this process's memory until it is closed.
         self._file.seek(info.offset)
-        raw = np.fromfile(self._file, dtype=np.uint8, count=num_bytes)
+        raw = np.fromfile(self._file, dtype=np.uint8, count=info.num_bytes)
+        values_per_block, bytes_per_block = GGML_QUANT_SIZES[info.kind]
         return raw.reshape(-1, info.shape[-1] // values_per_block * bytes_per_block)
 
 
@@ -192,4 +197,18 @@ def _read_header(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, _TensorInfo
     tensors = {
         info.name: _TensorInfo(info.name, info.shape, info.kind, start + info.offset) for info in found
     }
+    if len(tensors) < len(found):
+        raise ValueError("two tensors have the same name")
+    _check_places(list(tensors.values()), alignment, start)
     return metadata, tensors
+
+
+def _check_places(tensors: list[_TensorInfo], alignment: int, start: int) -> None:
+    """Raises ValueError for a tensor that begins where none may: its numbers would be another one's."""
+    in_order = sorted(tensors, key=lambda info: info.offset)
+    for info in in_order:
+        if (info.offset - start) % alignment:
+            raise ValueError(f"tensor {info.name!r} does not begin at a multiple of {alignment} bytes")
+    for info, following in itertools.pairwise(in_order):
+        if info.offset + info.num_bytes > following.offset:
+            raise ValueError(f"tensor {info.name!r} runs into {following.name!r}")

@@ -38,13 +38,17 @@ def load_model(config: ModelConfig, num_threads: int = 1) -> LoadedModel:
     try:
         if loaded is None:
             loaded = _read(files, form)
+        if not is_cached:
+            _check_end_tokens(loaded)
+            check_text(loaded.text_bundle)
+    except ConfigError as error:  # whoever reads a part knows what is wrong, but not always in which file
+        if files.path.name in error.message:
+            raise
+        raise ConfigError(f"{files.path}: {error.message}", error.param) from error
     except MALFORMED as error:
         raise ConfigError(
             f"{files.path.name} is not as its format says ({type(error).__name__}: {error})", "source"
         ) from error
-    if not is_cached:
-        _check_end_tokens(loaded)
-        check_text(loaded.text_bundle)
     _LOG.info(
         "loaded %s%s (%s, %.0f MiB) in %.1f s",
         files.path.name,

@@ -91,7 +91,9 @@ class WeightCache:
                 header = read_header(path)
                 if not self._fits(header):
                     continue
-                return _unpacked(header, read_weight_file(path, header))
+                loaded = _unpacked(header, read_weight_file(path, header))
+                self._remove_outdated(folder)  # what a killed process left may be old enough only now
+                return loaded
             except FileNotFoundError:
                 continue
             except (OSError, WeightFileError) as error:

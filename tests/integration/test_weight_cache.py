@@ -324,6 +324,18 @@ def test_files_of_older_code_go_and_those_of_other_machines_and_instruction_sets
     }
 
 
+def test_a_later_start_removes_what_a_killed_one_left(source: Path) -> None:
+    load(source)
+    (file,) = files_in(source.parent / FOLDER)
+    scrap = file.with_name(f".{file.name}.killed.tmp")
+    scrap.write_bytes(b"half")
+    load(source)
+    assert scrap.exists(), "somebody may still be writing it"
+    os.utime(scrap, (0, 0))
+    load(source)
+    assert files_in(source.parent / FOLDER) == [file]
+
+
 def test_a_file_of_other_code_is_not_used(source: Path, log: pytest.LogCaptureFixture) -> None:
     load(source)
     (file,) = files_in(source.parent / FOLDER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 import weakref
@@ -167,6 +168,37 @@ def test_an_unknown_pre_tokenizer_is_warned_about(tmp_path: Path, caplog: pytest
     with caplog.at_level(logging.WARNING):
         load(tmp_path / "tiny.gguf")
     assert any("from-the-future" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("shift", "complaint"),
+    [(5, "'blk.1.ffn_up.weight' does not begin at a multiple of 32 bytes"), (-32, "runs into 'blk.1.ffn_up")],
+)
+def test_a_gguf_tensor_that_begins_where_none_may_is_refused(
+    tmp_path: Path, shift: int, complaint: str
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, write_tiny_llama(tmp_path), tmp_path / "tokenizer.json")
+    content = bytearray(path.read_bytes())
+    name = b"blk.1.ffn_up.weight"
+    at = content.index(name) + len(name)
+    at += 4 + 8 * int.from_bytes(content[at : at + 4], "little") + 4  # dimensions, their number, the type
+    offset = int.from_bytes(content[at : at + 8], "little") + shift
+    content[at : at + 8] = offset.to_bytes(8, "little")
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=re.escape(complaint)) as refused:
+        load_model(ModelConfig(name="m", source=str(path)))
+    assert str(path) in refused.value.message
+
+
+def test_whatever_is_wrong_with_a_file_its_name_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, write_tiny_llama(tmp_path), tmp_path / "tokenizer.json")
+    content = path.read_bytes()
+    for name in (b"blk.1.ffn_up.weight", b"output_norm.weight", b"token_embd.weight"):
+        path.write_bytes(content.replace(name, b"X" + name[1:]))
+        with pytest.raises(ConfigError, match=r"tiny\.gguf"):
+            load_model(ModelConfig(name="m", source=str(path)))
 
 
 def test_a_gguf_file_that_is_cut_short_or_foreign_is_refused(tmp_path: Path) -> None:
