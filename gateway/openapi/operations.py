@@ -184,7 +184,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "Tell how many tokens the prompt of a message would have.",
         body=CountTokensBody,
         answers={200: TokenCount},
-        errors=(*BODY_ERRORS, *KEY_ERRORS, 404),
+        errors=TEXT_ERRORS,
         error=MessageErrorAnswer,
         id_headers=ANTHROPIC.id_headers,
     ),
