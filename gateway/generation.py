@@ -53,6 +53,7 @@ class GenerationPlan:
     num_prompt_logprobs: int | None = None  # alternatives to tell beside each prompt token; None: no scores
     form_param: str = "response_format"  # the field that asked for the form of the output
     tells_prompt_token_ids: bool = False
+    kept_special_tokens: frozenset[int] = frozenset()  # even where the others are skipped
     keeps_output: bool = True  # False: the answer ends with the prompt, whatever the engine generates
 
 
@@ -287,6 +288,7 @@ class Generation:
                     plan.stop,
                     include_stop_in_output=plan.include_stop_in_output,
                     skip_special_tokens=plan.skip_special_tokens,
+                    kept_special_tokens=plan.kept_special_tokens,
                     min_tokens=plan.sampling.min_tokens,
                 )
                 continuation = _Continuation(

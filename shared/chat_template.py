@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shared.errors import InvalidRequest
+
+# Marks where the message to be continued ends; rendered, and cut off together with what comes behind it.
+_END_OF_MESSAGE = "\ue000end of the final message\ue000"
 
 
 class ChatTemplate:
@@ -29,6 +32,8 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+        self.source = source
+        self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
 
@@ -36,27 +41,45 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation. `variables` never replace what the template is told by us.
+        """The prompt of a conversation. `tools` have OpenAI's form; a template that does not know them leaves
+        them out. `continue_final_message`: it ends with the text of the last message, which has some.
+        `variables` never replace what the template is told by us.
 
         Raises InvalidRequest when the template refuses it.
         """
+        if continue_final_message:
+            *earlier, last = messages
+            messages = [*earlier, {**last, "content": f"{last['content']}{_END_OF_MESSAGE}"}]
         # As one mapping: names that a client chose may be those of parameters, such as `self`.
         context = {
             **(variables or {}),
             **self._special_tokens,
             "messages": messages,
+            "tools": tools,
+            "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._template.render(context)
+            prompt = self._template.render(context)
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             # Whatever a template's own operations raise on messages that it was not written for.
             raise InvalidRequest(
                 f"the model's chat template does not accept these messages: {error}", "messages"
             ) from error
+        if not continue_final_message:
+            return prompt
+        prompt, found, _ = prompt.rpartition(_END_OF_MESSAGE)
+        if not found:
+            raise InvalidRequest(
+                "the model's chat template leaves out or changes the last message, so it cannot be continued",
+                "continue_final_message",
+            )
+        return prompt
 
 
 class GenerationTag(Extension):

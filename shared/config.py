@@ -33,6 +33,10 @@ KVCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "int8"]
 # What activations are rounded to where they meet quantised weights, on CPUs. "auto": int8, in groups of 32,
 # with 4-bit weights, int16 with those of 8 bits; "int16": with all.
 ActivationDtype = Literal["auto", "int16"]
+# How a model writes calls of tools; "none": it cannot.
+ToolCallParser = Literal["hermes", "llama3_json", "mistral", "pythonic", "none"]
+# What a model's thoughts stand between: <think> and </think>, or [THINK] and [/THINK].
+ReasoningParser = Literal["think", "mistral", "none"]
 Pooling = Literal["mean", "last", "cls"]  # of all tokens, of the last one, of the first one
 
 
@@ -112,6 +116,8 @@ class ModelConfig(Section):
     kv_events_endpoint: str | None = None  # PUB socket: ipc:///path or tcp://host:port
     kv_events_replay_endpoint: str | None = None  # ROUTER socket, for subscribers that missed something
     kv_events_topic: str = ""
+    tool_call_parser: ToolCallParser | None = None  # None: as the chat template tells
+    reasoning_parser: ReasoningParser | None = None  # None: as the chat template tells
     runner: Runner = "generate"  # "pooling": an embedding model; the options below are for these only
     pooling: Pooling | None = None  # None: what the model's files declare, else "last" of decoders or "mean"
     normalize: bool = True  # vectors of length 1
@@ -186,6 +192,8 @@ _OF_GENERATION_ONLY = (
     "kv_events_endpoint",
     "kv_events_replay_endpoint",
     "kv_events_topic",
+    "tool_call_parser",
+    "reasoning_parser",
 )
 _OF_POOLING_ONLY = ("pooling", "normalize", "is_matryoshka")
 

@@ -28,12 +28,14 @@ class IncrementalDetokenizer:
         *,
         include_stop_in_output: bool = False,
         skip_special_tokens: bool = True,
+        kept_special_tokens: frozenset[int] = frozenset(),
         min_tokens: int = 0,
     ) -> None:
         """Stop strings are looked for in what comes after the first `min_tokens` tokens."""
         self._min_tokens = min_tokens
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._kept_special_tokens = kept_special_tokens
         self._token_ids = list(prompt_token_ids[-NUM_PRIMING_TOKENS:])
         self._context = 0
         self._read = self._num_primed = len(self._token_ids)
@@ -80,7 +82,9 @@ class IncrementalDetokenizer:
 
     def _decode(self, start: int, end: int) -> str:
         return self._tokenizer.decode(
-            self._token_ids[start:end], skip_special_tokens=self._skip_special_tokens
+            self._token_ids[start:end],
+            skip_special_tokens=self._skip_special_tokens,
+            kept_special_tokens=self._kept_special_tokens,
         )
 
     def _decode_window(self) -> str:

@@ -24,12 +24,13 @@ MAX_LENGTH_PENALTY = 10.0
 _HEEDED_BY_BEAM_SEARCH = ("max_tokens", "seed", "temperature", "stop_token_ids", "ignore_eos", "beam_search")
 
 
-StructuredOutputKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+StructuredOutputKind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "schemas"]
 
 
 class StructuredOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A form that the output must have. `text` is what `kind` says: a JSON schema, a regular
-    expression, a JSON list of strings to choose from, a Lark or GBNF grammar; empty for `json_object`."""
+    expression, a JSON list of strings to choose from, a Lark or GBNF grammar; empty for `json_object`.
+    "schemas" is a Lark grammar that a gateway has made of a client's schemas."""
 
     kind: StructuredOutputKind
     text: str = ""

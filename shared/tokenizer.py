@@ -30,7 +30,16 @@ class Tokenizer:
         self._closing = [bundle.closing_token_id] if bundle.closing_token_id is not None else []
         self._longest_token = max(map(len, self._fast.get_vocab(with_added_tokens=True)), default=1)
         self._text_of_token = lru_cache(_NUM_CACHED_TEXTS)(self._decode_token)
+        self._added_tokens = self._fast.get_added_tokens_decoder()
+        self._special_tokens = {number for number, token in self._added_tokens.items() if token.special}
         self.vocab_size: int = self._fast.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """Raises InvalidRequest if the model has none."""
+        if self._template is None:
+            raise InvalidRequest("this model has no chat template; use /v1/completions", "model")
+        return self._template
 
     def min_num_tokens(self, num_characters: int) -> int:
         """Fewer tokens than this cannot hold so much text: known without tokenising it."""
@@ -49,16 +58,22 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Tokens of a conversation, by default up to where the assistant answers. `variables` are further
-        ones of the template. Raises InvalidRequest."""
-        if self._template is None:
-            raise InvalidRequest("this model has no chat template; use /v1/completions", "model")
+        """Tokens of a conversation, by default up to where the assistant answers; other arguments as of
+        `ChatTemplate.render`. Raises InvalidRequest."""
         # The template writes the special tokens itself, bos included.
         return self._encode_as_is(
-            self._template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+            self.chat_template.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                variables=variables,
+            )
         )
 
     def bad_word_tokens(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -75,9 +90,29 @@ class Tokenizer:
             return ()
         return tuple(dict.fromkeys(tuple(token_ids) for token_ids in self.encode_each(texts) if token_ids))
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        kept_special_tokens: frozenset[int] = frozenset(),
+    ) -> str:
+        """`kept_special_tokens` are text also where the others are skipped."""
+        if skip_special_tokens and kept_special_tokens:
+            skipped = self._special_tokens - kept_special_tokens
+            token_ids = [token_id for token_id in token_ids if token_id not in skipped]
+            skip_special_tokens = False
         text: str = self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def added_token(self, text: str) -> int | None:
+        """The token that the vocabulary has for just this text, apart from the pieces of other texts."""
+        token_id = self._fast.token_to_id(text)
+        return token_id if token_id in self._added_tokens else None
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether it is skipped where special tokens are."""
+        return token_id in self._special_tokens
 
     def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of pieces of text, without a bos token."""

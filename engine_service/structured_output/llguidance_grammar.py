@@ -95,7 +95,8 @@ def compile_grammar(tokenizer: LLTokenizer, form: StructuredOutput) -> Llguidanc
 
 def check_size(form: StructuredOutput) -> None:
     """Raises Refusal."""
-    limit = MAX_SCHEMA_BYTES if form.kind == "json_schema" else MAX_GRAMMAR_BYTES
+    # Of "schemas" only these are a client's.
+    limit = MAX_SCHEMA_BYTES if form.kind in ("json_schema", "schemas") else MAX_GRAMMAR_BYTES
     size = len(form.text.encode(errors="replace"))
     if size > limit:
         raise refused(f"the {form.kind} has {size} bytes; at most {limit} are allowed")
@@ -115,6 +116,8 @@ def _grammar_text(form: StructuredOutput) -> str:
                 return grammar_from("choice", json.dumps(_choices(form.text)))
             case "grammar":
                 return grammar_from("grammar", form.text)
+            case "schemas":
+                return grammar_from("lark", form.text)
     except ValueError as error:
         raise refused(f"the {form.kind} cannot be used: {_first_line(str(error))}") from error
 

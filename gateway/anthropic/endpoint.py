@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 from typing import cast
 
 import msgspec
@@ -11,7 +11,7 @@ from aiohttp import web
 from gateway.anthropic.body import CountTokensBody, MessagesBody
 from gateway.anthropic.message_format import MessageFormat
 from gateway.anthropic.translation import chat_body_of, in_our_words
-from gateway.generation import Generation, GenerationPlan, Prompt
+from gateway.generation import Generation, Prompt
 from gateway.limits import Reservation
 from gateway.openai.admission import Admission, Admitted
 from gateway.openai.api import GenerationApi, encode_chat, plan_turn_of_chat
@@ -22,9 +22,9 @@ from gateway.services import Services
 from gateway.text_delta import TextDelta
 
 
-def _plan_turn(wish: ChatCompletionBody, speaker: Speaker) -> TurnPlan:
+def _plan_turn(wish: ChatCompletionBody, speaker: Speaker, prompts: Sequence[Prompt]) -> TurnPlan:
     with in_our_words():
-        return plan_turn_of_chat(wish, speaker)
+        return plan_turn_of_chat(wish, speaker, prompts)
 
 
 def _encode(wish: ChatCompletionBody, speaker: Speaker, cache_salt: str) -> list[Prompt]:
@@ -51,15 +51,8 @@ class MessagesEndpoint(GenerationEndpoint[MessagesBody, ChatCompletionBody]):
         with in_our_words():
             return chat_body_of(admitted.body)
 
-    async def _plan(
-        self,
-        admitted: Admitted[MessagesBody],
-        body: ChatCompletionBody,
-        speaker: Speaker,
-        turn: TurnPlan,
-    ) -> GenerationPlan:
-        plan = await super()._plan(admitted, body, speaker, turn)
-        return dataclasses.replace(plan, form_param="output_config.format")
+    def _form_param(self, body: ChatCompletionBody) -> str:
+        return "output_config.format"
 
     def _make_answer(
         self,
@@ -109,9 +102,9 @@ class CountTokensEndpoint:
         speaker = Speaker(engine.tokenizer, engine.card, self._models.get(admitted.variant.model))
         with in_our_words():
             wish = chat_body_of(admitted.body)
-        MESSAGES.plan_turn(wish, speaker)  # refuses what a message would be refused for
         async with self._admission.running(admitted) as reservation:
             prompts = await admitted.encode(lambda: MESSAGES.encode(wish, speaker, ""))
+            MESSAGES.plan_turn(wish, speaker, prompts)  # refuses what a message would be refused for
             document = {"input_tokens": sum(len(prompt.token_ids) for prompt in prompts)}
             return web.Response(
                 body=msgspec.json.encode(document),

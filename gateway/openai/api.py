@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +17,7 @@ from gateway.openai.completion_format import CompletionFormat
 from gateway.openai.conversation import Conversation
 from gateway.openai.sampling import check_token_ids, refuse_too_long
 from gateway.openai.schema import ChatCompletionBody, CompletionBody, GenerationBody, StreamableBody
+from gateway.openai.tools.tool_prompt import described, with_tools_as_text
 from gateway.openai.turn import Speaker, TurnPlan
 from gateway.prompt_answer import Echo
 from shared.tokenizer import Tokenizer
@@ -38,7 +39,7 @@ class GenerationApi(Generic[BodyT, WishT]):
     prompt_param: str
     body: type[BodyT]
     encode: Callable[[WishT, Speaker, str], list[Prompt]]  # the last one is the cache salt
-    plan_turn: Callable[[WishT, Speaker], TurnPlan]
+    plan_turn: Callable[[WishT, Speaker, Sequence[Prompt]], TurnPlan]
     make_format: Callable[[BodyT, AnswerIdentity], AnswerFormat]
 
 
@@ -46,19 +47,30 @@ def encode_conversation(
     conversation: Conversation, speaker: Speaker, cache_salt: str, param: str
 ) -> list[Prompt]:
     """`param`: the field that holds the messages."""
-    messages, card = conversation.messages, speaker.card
+    card, variables = speaker.card, conversation.template_variables
+    tools = [described(tool) for tool in conversation.callable_tools]
+    tools_text = json.dumps(tools) if tools else ""
+    refuse_too_long(len(tools_text), speaker.tokenizer, card, "tools")
+    messages = conversation.messages
     num_characters = sum(len(message["content"] or "") for message in messages)
-    refuse_too_long(num_characters, speaker.tokenizer, card, param)
-    variables = conversation.template_variables
+    refuse_too_long(num_characters + len(tools_text), speaker.tokenizer, card, param)
+    if not speaker.tokenizer.chat_template.takes_tools:
+        messages = with_tools_as_text(messages, tools)
     token_ids = speaker.tokenizer.encode_chat(
-        messages, add_generation_prompt=conversation.add_generation_prompt, variables=variables
+        messages,
+        tools=tools or None,
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        variables=variables,
     )
     if not token_ids:
         raise invalid_request("The prompt has no tokens.", param, "invalid_value")
     if len(token_ids) < card.block_size:
         return [Prompt(token_ids, None)]
-    # Variables may change how a prompt begins, so they are a part of what its blocks are found by.
-    told_apart = f"{cache_salt}\n{json.dumps(variables, sort_keys=True)}" if variables else cache_salt
+    # Variables and tools change how a prompt begins, so they are a part of what its blocks are found by.
+    told_apart = cache_salt
+    if variables or tools:
+        told_apart += f"\n{json.dumps(variables, sort_keys=True)}\n{tools_text}"
     return [Prompt(token_ids, conversation_hash(told_apart, messages))]
 
 
@@ -66,8 +78,9 @@ def encode_chat(body: ChatCompletionBody, speaker: Speaker, cache_salt: str) -> 
     return encode_conversation(body.conversation, speaker, cache_salt, "messages")
 
 
-def plan_turn_of_chat(body: ChatCompletionBody, speaker: Speaker) -> TurnPlan:
-    return plan_chat_turn(body.conversation, body, speaker)
+def plan_turn_of_chat(body: ChatCompletionBody, speaker: Speaker, prompts: Sequence[Prompt]) -> TurnPlan:
+    [prompt] = prompts
+    return plan_chat_turn(body, speaker, prompt)
 
 
 def _encode_completion(body: CompletionBody, speaker: Speaker, cache_salt: str) -> list[Prompt]:
@@ -107,7 +120,10 @@ CHAT_COMPLETIONS = GenerationApi(
     encode=encode_chat,
     plan_turn=plan_turn_of_chat,
     make_format=lambda body, identity: ChatFormat(
-        identity, includes_usage=body.includes_usage, tells_token_ids=body.return_token_ids
+        identity,
+        includes_usage=body.includes_usage,
+        tells_token_ids=body.return_token_ids,
+        names_tool=body.only_tool is not None,
     ),
 )
 COMPLETIONS = GenerationApi(
@@ -116,7 +132,9 @@ COMPLETIONS = GenerationApi(
     prompt_param="prompt",
     body=CompletionBody,
     encode=_encode_completion,
-    plan_turn=lambda body, _speaker: TurnPlan(body.form, body.skip_special_tokens),
+    plan_turn=lambda body, _speaker, _prompts: TurnPlan(
+        body.form, skip_special_tokens=body.skip_special_tokens
+    ),
     make_format=lambda body, identity: CompletionFormat(
         identity, includes_usage=body.includes_usage, tells_token_ids=body.return_token_ids
     ),

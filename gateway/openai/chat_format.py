@@ -21,9 +21,17 @@ class ChatFormat:
     """Implements AnswerFormat."""
 
     def __init__(
-        self, identity: AnswerIdentity, *, includes_usage: bool = False, tells_token_ids: bool = False
+        self,
+        identity: AnswerIdentity,
+        *,
+        includes_usage: bool = False,
+        tells_token_ids: bool = False,
+        names_tool: bool = False,
     ) -> None:
+        """`names_tool`: the client has said which tool is to be called, so that this is no choice of the
+        model's, nor a reason to end (OpenAI's reading)."""
         self._identity = identity
+        self._reason_of_calls = "stop" if names_tool else "tool_calls"
         self._includes_usage = includes_usage
         self._tells_token_ids = tells_token_ids
         self._begun: set[int] = set()  # indices of choices that had a delta
@@ -51,7 +59,7 @@ class ChatFormat:
                 "index": index,
                 "message": _message(choice),
                 "logprobs": chat_logprobs(choice.logprobs),
-                "finish_reason": _finish_reason(choice.finish_reason, calls=bool(choice.tool_calls)),
+                "finish_reason": self._finish_reason(choice.finish_reason, calls=bool(choice.tool_calls)),
                 "stop_reason": choice.stop_reason,  # vLLM's
                 **({"token_ids": choice.token_ids} if self._tells_token_ids else {}),
             }
@@ -85,7 +93,7 @@ class ChatFormat:
             if delta.prompt_token_ids is not None:  # beside the choices of the first chunk, as vLLM has it
                 events = events[:-3] + b',"prompt_token_ids":%b}\n\n' % _encode(delta.prompt_token_ids)
         if delta.finish_reason is not None:
-            reason = _finish_reason(delta.finish_reason, calls=delta.index in self._calling)
+            reason = self._finish_reason(delta.finish_reason, calls=delta.index in self._calling)
             stop_reason = b',"stop_reason":' + _encode(delta.stop_reason)  # vLLM's
             events += self._event(delta.index, b"{}", finish_reason=reason, more=stop_reason)
         return events
@@ -109,6 +117,10 @@ class ChatFormat:
             more,
         )
         return b"".join((self._before_choice, choice, self._behind_choice))
+
+    def _finish_reason(self, reason: str | None, *, calls: bool) -> str | None:
+        """A turn that ends by itself and calls tools waits for their results."""
+        return self._reason_of_calls if calls and reason == "stop" else reason
 
     def _head(self, kind: str) -> dict[str, Any]:
         identity = self._identity
@@ -152,8 +164,3 @@ def _message(choice: WholeChoice) -> dict[str, Any]:
 def _call(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.call_id, "type": "function", "function": function}
-
-
-def _finish_reason(reason: str | None, *, calls: bool) -> str | None:
-    """A turn that ends by itself and calls tools waits for their results."""
-    return "tool_calls" if calls and reason == "stop" else reason

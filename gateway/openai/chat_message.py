@@ -120,7 +120,8 @@ class Message(Body):
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it: parts joined, the newer role name as the older one."""
         role = "system" if self.role == "developer" else self.role
-        fields: dict[str, Any] = {"role": role, "content": self.text}
+        # Not None, of a message that only calls tools: some templates add to the text without a look at it.
+        fields: dict[str, Any] = {"role": role, "content": self.text or ""}
         if self.name is not None:
             fields["name"] = self.name
         if self.tool_calls:

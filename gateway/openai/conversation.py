@@ -46,3 +46,8 @@ class Conversation:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+
+    @property
+    def callable_tools(self) -> Sequence[Tool]:
+        """A model that must not call any is not told of them: then it cannot."""
+        return () if self.tool_choice == "none" else self.tools

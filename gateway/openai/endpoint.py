@@ -45,8 +45,7 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
         admitted = await self._admission.admit(request)
         wish = await self._wish(admitted)
         speaker = self._speaker(admitted)
-        turn = self._api.plan_turn(wish, speaker)
-        plan = await self._plan(admitted, wish, speaker, turn)
+        turn, plan = await self._plan(admitted, wish, speaker)
         async with self._admission.running(admitted) as reservation:
             placement = self._admission.placement(admitted)
             generation = Generation(
@@ -70,6 +69,10 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
         """What the body asks of a model. Endpoints whose bodies are not OpenAI's completions translate it."""
         return cast("WishT", admitted.body)
 
+    def _form_param(self, body: WishT) -> str:
+        """The field in which a client asks for a form of the output."""
+        return "structured_outputs" if body.structured_outputs is not None else "response_format"
+
     def _make_answer(
         self,
         admitted: Admitted[BodyT],
@@ -81,8 +84,8 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
         return Answer(self._services, self._api, admitted, wish, turn, generation, reservation)
 
     async def _plan(
-        self, admitted: Admitted[BodyT], body: WishT, speaker: Speaker, turn: TurnPlan
-    ) -> GenerationPlan:
+        self, admitted: Admitted[BodyT], body: WishT, speaker: Speaker
+    ) -> tuple[TurnPlan, GenerationPlan]:
         engine, tenant = admitted.engine, admitted.tenant
         # Tenants never share cached blocks: a hit would tell one what another one asked.
         cache_salt = f"{tenant.name}\n{body.cache_salt or ''}"
@@ -90,7 +93,8 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
             prompts = await admitted.encode(lambda: self._api.encode(body, speaker, cache_salt))
             lengths = [len(prompt.token_ids) for prompt in prompts]
             span.set_attribute(SpanAttribute.INPUT_TOKENS, sum(lengths))
-        return GenerationPlan(
+        turn = self._api.plan_turn(body, speaker, prompts)
+        return turn, GenerationPlan(
             model=admitted.variant.model,
             prompts=prompts,
             num_choices=body.num_candidates,
@@ -105,12 +109,13 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
             stop=body.stop_strings,
             include_stop_in_output=body.include_stop_str_in_output,
             skip_special_tokens=turn.skip_special_tokens,
+            kept_special_tokens=turn.kept_special_tokens,
             tenant=TenantId(tenant.name),
             priority=PRIORITY_NUMBERS[tenant.priority],
             cache_salt=cache_salt,
             tells_logprobs=body.num_logprobs is not None,
             num_prompt_logprobs=body.prompt_logprobs,
-            form_param="structured_outputs" if body.structured_outputs is not None else "response_format",
+            form_param=turn.form_param or self._form_param(body),
             tells_prompt_token_ids=body.return_token_ids,
             keeps_output=body.max_output_tokens != 0,
         )
@@ -204,7 +209,9 @@ class Answer(Generic[BodyT, WishT]):
             if make_reader is None:
                 yield deltas
             else:
-                yield [self._reader(delta.index, make_reader).read(delta) for delta in deltas]
+                yield [
+                    part for delta in deltas for part in self._reader(delta.index, make_reader).read(delta)
+                ]
 
     def _reader(self, index: int, make_reader: Callable[[], TurnReader]) -> TurnReader:
         if index not in self._readers:

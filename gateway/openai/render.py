@@ -30,7 +30,7 @@ class RenderEndpoint(GenerationEndpoint[BodyT, WishT]):
         admitted = await self._admission.admit(request)
         wish = await self._wish(admitted)
         speaker = self._speaker(admitted)
-        plan = await self._plan(admitted, wish, speaker, self._api.plan_turn(wish, speaker))
+        _, plan = await self._plan(admitted, wish, speaker)
         model = admitted.route.name
         async with self._admission.running(admitted) as reservation:
             document = await admitted.encode(lambda: _document(wish, plan, speaker.tokenizer, model))
@@ -95,5 +95,7 @@ def _structured_outputs(form: StructuredOutput | None) -> dict[str, Any] | None:
             return {"json": form.text}
         case "choice":
             return {"choice": json.loads(form.text)}
+        case "schemas":
+            return {"grammar": form.text}
         case _:
             return {form.kind: form.text}

@@ -310,6 +310,8 @@ class ChatCompletionBody(GenerationBody):
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise FieldError("tools", f"two tools are called {twice!r}")
+        if self.use_beam_search and any(tool.function.strict for tool in self.tools or ()):
+            raise FieldError("tools", "a beam search cannot be held to the schema of a strict tool")
         if self.tool_choice in (None, "none", "auto"):
             return self
         if not names:

@@ -77,9 +77,9 @@ def _tokenized(body: TokenizeBody, speaker: Speaker) -> dict[str, Any]:
 def _encode(body: TokenizeBody, speaker: Speaker) -> list[int]:
     """Raises ApiError 400 for a text that no request of this model could hold."""
     if isinstance(body, TokenizeChatBody):
-        plan_turn_of_chat(body, speaker)  # it refuses what the model does not serve
-        [prompt] = encode_chat(body, speaker, "")
-        return prompt.token_ids
+        prompts = encode_chat(body, speaker, "")
+        plan_turn_of_chat(body, speaker, prompts)  # it refuses what the model does not serve
+        return prompts[0].token_ids
     tokenizer, text = speaker.tokenizer, body.prompt
     refuse_too_long(len(text), tokenizer, speaker.card, "prompt")
     if body.add_special_tokens is False:

@@ -136,7 +136,7 @@ def document_with(kind: type[Body], place: tuple[str, ...], value: Any) -> dict[
 @pytest.fixture(scope="module")
 def stack(redis_url: str) -> Iterator[Stack]:
     models = [
-        fake_model(max_model_len=128, max_num_seqs=16),
+        fake_model(max_model_len=2048, max_num_seqs=16),
         fake_model("embedder", max_model_len=128, runner="pooling"),
     ]
     with Stack(redis_url, {"models": models}) as stack, unharmed(stack):

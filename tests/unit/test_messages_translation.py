@@ -117,7 +117,7 @@ def test_a_result_may_be_a_text_nothing_or_an_error(fields, expected):
     messages = told(
         HI, {"role": "assistant", "content": [CALL]}, {"role": "user", "content": [result(**fields)]}
     )
-    assert messages[1]["content"] is None
+    assert messages[1]["content"] == ""
     assert messages[2]["content"] == expected
 
 

@@ -72,10 +72,10 @@ class ResponsesEndpoint(GenerationEndpoint[ResponsesBody, ChatCompletionBody]):
         )
 
     async def _plan(
-        self, admitted: AdmittedResponse, body: ChatCompletionBody, speaker: Speaker, turn: TurnPlan
-    ) -> GenerationPlan:
+        self, admitted: AdmittedResponse, body: ChatCompletionBody, speaker: Speaker
+    ) -> tuple[TurnPlan, GenerationPlan]:
         num_bytes = sum(len(message.text or "") for message in body.messages)
-        return await super()._plan(replace(admitted, num_loaded_bytes=num_bytes), body, speaker, turn)
+        return await super()._plan(replace(admitted, num_loaded_bytes=num_bytes), body, speaker)
 
     def _make_answer(
         self,

@@ -1,0 +1,1 @@
+"""Calls of tools: how models are told of tools, how they write calls, and what holds them to it."""
