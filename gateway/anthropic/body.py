@@ -38,7 +38,7 @@ class JsonOutput(Body):
 
 class OutputConfig(Body):
     format: JsonOutput | None = None
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None  # accepted without effect
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None  # as reasoning_effort
 
 
 class ConversationFields(ModelBody):

@@ -55,6 +55,8 @@ def chat_body_of(body: ConversationFields) -> ChatCompletionBody:
     if body.thinking is not None:
         # Under the name by which the templates of models that can think or not ask for it.
         document["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
+    if body.output_config is not None:
+        document["reasoning_effort"] = body.output_config.effort
     if body.output_config is not None and body.output_config.format is not None:
         schema = {"name": "output", "schema": body.output_config.format.json_schema, "strict": True}
         document["response_format"] = {"type": "json_schema", "json_schema": schema}

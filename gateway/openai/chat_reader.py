@@ -19,12 +19,14 @@ class ChatTurnReader:
         parser: CallParser | None,
         *,
         fresh_call_id: Callable[[], str],
+        tells_reasoning: bool = True,
         max_calls: int | None = None,
     ) -> None:
         """`max_calls`: further ones are left out; None: there is no bound."""
         self._splitter = splitter
         self._parser = parser
         self._fresh_call_id = fresh_call_id
+        self._tells_reasoning = tells_reasoning
         self._max_calls = max_calls
         self._num_calls = 0
 
@@ -55,6 +57,8 @@ class ChatTurnReader:
             if has_ended:
                 thought, said = self._splitter.finish()
                 reasoning, answer = reasoning + thought, answer + said
+        if not self._tells_reasoning:
+            reasoning = ""
         if self._parser is None:
             return reasoning, [answer] if answer else []
         parts = self._parser.feed(answer) if answer else []

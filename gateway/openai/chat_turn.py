@@ -112,6 +112,7 @@ class _TurnPlanner:
             splitter,
             parser,
             fresh_call_id=fresh_call_id,
+            tells_reasoning=self._conversation.tells_reasoning,
             max_calls=None if self._conversation.parallel_tool_calls else 1,
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 ToolChoice = Literal["none", "auto", "required"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # What a template is told of a conversation; a client's own variables leave these alone.
 RESERVED_TEMPLATE_VARIABLES = (
     "messages",
@@ -46,6 +47,7 @@ class Conversation:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tells_reasoning: bool = True  # False: what the model thinks is left out of the answer
 
     @property
     def callable_tools(self) -> Sequence[Tool]:

@@ -22,7 +22,12 @@ from pydantic_core import CoreSchema
 
 from gateway.errors import ApiError, invalid_request
 from gateway.openai.chat_message import Message
-from gateway.openai.conversation import RESERVED_TEMPLATE_VARIABLES, Conversation, ToolChoice
+from gateway.openai.conversation import (
+    RESERVED_TEMPLATE_VARIABLES,
+    Conversation,
+    ReasoningEffort,
+    ToolChoice,
+)
 from gateway.openai.strict_body import Body as Body
 from gateway.openai.strict_body import FieldError as FieldError
 from gateway.openai.strict_body import Label as Label
@@ -292,7 +297,10 @@ class ChatCompletionBody(GenerationBody):
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None  # a variable of the template, for models that heed it
+    modalities: list[Literal["text"]] | None = None
     # vLLM's
+    include_reasoning: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
@@ -358,10 +366,19 @@ class ChatCompletionBody(GenerationBody):
             tool_choice=choice,
             only_tool=self.only_tool,
             parallel_tool_calls=self.parallel_tool_calls is not False,
-            template_variables=self.chat_template_kwargs or {},
+            template_variables={**self._effort_variables, **(self.chat_template_kwargs or {})},
             add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,
             continue_final_message=self.continue_final_message,
+            tells_reasoning=self.include_reasoning,
         )
+
+    @property
+    def _effort_variables(self) -> dict[str, Any]:
+        if self.reasoning_effort is None:
+            return {}
+        effort = {"reasoning_effort": self.reasoning_effort}
+        # Templates of models that can think or not ask for it under this name.
+        return {**effort, "enable_thinking": False} if self.reasoning_effort == "none" else effort
 
     @property
     def num_logprobs(self) -> int | None:

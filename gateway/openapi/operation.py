@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from gateway.dialect import OPENAI
-from gateway.openapi.answers import ErrorAnswer
+from gateway.openapi.answers.errors import ErrorAnswer
 
 
 class Access(Enum):

@@ -11,28 +11,13 @@ from gateway.openai.responses.stored import DEFAULT_LIMIT, MAX_LIMIT
 from gateway.openai.schema import ChatCompletionBody, CompletionBody
 from gateway.openai.scoring_body import RerankBody, ScoreBody
 from gateway.openai.tokenization_body import DetokenizeBody, TokenizeChatBody, TokenizePromptBody
-from gateway.openapi.answers import (
-    AdminStatus,
-    ChatCompletion,
-    Completion,
-    DeletedResponse,
-    DetokenizedText,
-    EmbeddingList,
-    Health,
-    InputItemList,
-    MessageAnswer,
-    MessageErrorAnswer,
-    ModelEntry,
-    ModelList,
-    Ranking,
-    Readiness,
-    RenderedRequest,
-    ResetAnswer,
-    Response,
-    ScoreList,
-    TokenCount,
-    Tokens,
-)
+from gateway.openapi.answers.embeddings import EmbeddingList, Ranking, ScoreList
+from gateway.openapi.answers.generation import ChatCompletion, Completion
+from gateway.openapi.answers.messages import MessageAnswer, MessageErrorAnswer, TokenCount
+from gateway.openapi.answers.models import ModelEntry, ModelInfo, ModelList, ModelPage
+from gateway.openapi.answers.operation import AdminStatus, Health, Readiness, ResetAnswer
+from gateway.openapi.answers.responses import DeletedResponse, InputItemList, Response
+from gateway.openapi.answers.tokens import DetokenizedText, RenderedRequest, Tokens
 from gateway.openapi.operation import (
     BODY_ERRORS,
     KEY_ERRORS,
@@ -236,7 +221,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "listModels",
         MODELS,
         "List the names that this key may send as `model`.",
-        answers={200: ModelList},
+        answers={200: ModelList | ModelPage},
         errors=KEY_ERRORS,
     ),
     Operation(
@@ -246,7 +231,7 @@ OPERATIONS: tuple[Operation, ...] = (
         MODELS,
         "Tell about one of these names.",
         parameters={"name": "The name; it may hold slashes, encoded or not."},
-        answers={200: ModelEntry},
+        answers={200: ModelEntry | ModelInfo},
         errors=(*KEY_ERRORS, 404),
     ),
     Operation(

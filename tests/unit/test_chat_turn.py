@@ -193,6 +193,24 @@ def test_thoughts_that_the_template_opens_are_told_from_the_answer():
     assert Turn(text_bundle(THINKING), add_generation_prompt=False).read("4") == ("", "4", [])
 
 
+def test_thoughts_can_be_left_out_of_the_answer():
+    turn = Turn(text_bundle(THINKING), include_reasoning=False)
+    assert turn.read("So\n</thi", "nk>\n\n4") == ("", "4", [])
+
+
+def test_an_effort_reaches_the_template():
+    bundle = text_bundle("{{ reasoning_effort }} {{ enable_thinking }} {{ messages[0].content }}")
+    prompts = [
+        Turn(bundle, messages=[{"role": "user", "content": "hi"}], **fields).prompt
+        for fields in (
+            {"reasoning_effort": "high"},
+            {"reasoning_effort": "none"},
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+        )
+    ]
+    assert prompts == ["high  hi", "none False hi", "none True hi"]
+
+
 def test_thoughts_come_before_calls():
     turn = Turn(text_bundle(THINKING), tools=[tool()])
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

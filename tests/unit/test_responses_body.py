@@ -135,7 +135,7 @@ def test_null_means_what_leaving_out_means():
         ({"input": [5]}, "input[0]", "message"),
         ({"top_logprobs": 2}, "top_logprobs", "include"),
         ({"include": ["everything"]}, "include[0]", ""),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort", ""),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort", ""),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "needs"),
         ({"metadata": {"a": 5}}, "metadata.a", "string"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", ""),

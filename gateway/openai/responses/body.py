@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
 
 from gateway.openai.chat_message import FunctionName
+from gateway.openai.conversation import ReasoningEffort
 from gateway.openai.responses.items import InputItem, text_or_list
 from gateway.openai.schema import INT32_MAX, SamplingFields, StreamableBody
 from gateway.openai.strict_body import Body, FieldError, Label
@@ -67,11 +68,12 @@ class TextOptions(Body):
 
 
 class Reasoning(Body):
-    """Models here think as they were made to: nothing of it can be chosen yet."""
+    """`effort` reaches the template of a model that heeds it. What a model thinks is told as it is, so there
+    is nothing to be summarized."""
 
-    effort: None = None
-    summary: None = None
-    generate_summary: None = None
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
 
 
 class ResponseStreamOptions(Body):
@@ -137,6 +139,7 @@ class ResponsesBody(SamplingFields, StreamableBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     include: list[Includable] = Field(default_factory=list, max_length=16)
     stream_options: ResponseStreamOptions | None = None
+    reasoning: Reasoning | None = None
     store: bool = True
     metadata: Annotated[dict[MetadataKey, Label], Field(max_length=MAX_METADATA)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # vLLM's
@@ -144,7 +147,6 @@ class ResponsesBody(SamplingFields, StreamableBody):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     service_tier: Literal["auto", "default"] | None = None
-    reasoning: Reasoning | None = None
     # not served yet
     background: bool = Field(False, json_schema_extra={"const": False})  # Literal[False] would take 0, too
     truncation: Literal["disabled"] = "disabled"

@@ -19,6 +19,7 @@ _RENAMED = (
     (re.compile(r"messages(\W.*)?"), "input"),
     (re.compile(r"max_(completion_)?tokens"), "max_output_tokens"),
     (re.compile(r"response_format(\W.*)?"), "text.format"),
+    (re.compile(r"reasoning_effort"), "reasoning.effort"),
     (re.compile(r"(tools\[\d+\])\.function"), r"\1"),
     (re.compile(r"(tools\[\d+\])\.function\.(.*)"), r"\1.\2"),
 )
@@ -35,6 +36,8 @@ def chat_body_of(body: ResponsesBody, items: Sequence[Item]) -> ChatCompletionBo
         document["max_completion_tokens"] = body.max_output_tokens
     if body.tells_logprobs:
         document |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    if body.reasoning is not None:
+        document["reasoning_effort"] = body.reasoning.effort
     form = body.form_of_text
     if form["type"] == "json_schema":
         schema = {name: form[name] for name in ("name", "description", "schema", "strict")}
