@@ -8,14 +8,20 @@ token may cost in a step is bounded by the library's own limits.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from, regex_to_lark
 
 from engine_service.structured_output.grammar import PackedMask, refused
+from engine_service.structured_output.json_schema import ReadySchema, make_ready
 from shared.sampling import StructuredOutput
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions  # there for type checkers only
 
 # The library descends recursively into rules and references. With these sizes the deepest chain of
 # them ends well on the stack of large_stack.py; on the usual 8 MiB one of 3,000 references crashes.
@@ -26,6 +32,16 @@ _MAX_CHOICES = 4096
 _MAX_MESSAGE_CHARACTERS = 400
 # Room for the indentation of a deep document. Without a bound a small model can write blanks for ever.
 _WHITESPACE = r"[ \t\r\n]{0,64}"
+# All but \uXXXX, which would let a property come under its name in disguise, past its schema. The few
+# control characters that have no other escape cannot be written for it.
+_ESCAPES = 'nrbtf\\"'
+# Where the library looks for options in a schema, and a rule of a gateway's grammar that is a schema.
+_OPTIONS_KEYWORD = "x-guidance"
+_SCHEMA_RULE = re.compile(r"^(?P<name>\w+: %json )(?P<schema>\{.*\})$", re.MULTILINE)
+_OVERLAPPING_ALTERNATIVES = (
+    "the alternatives of a oneOf may overlap, so it cannot be enforced: "
+    "use anyOf, or tell them apart by a property with constants"
+)
 
 
 class LlguidanceVocabulary(msgspec.Struct, array_like=True, frozen=True):
@@ -58,7 +74,7 @@ class LlguidanceState:
 
     def accept(self, token_id: int) -> None:
         if not self._matcher.consume_token(token_id):
-            raise refused(f"the output cannot be kept in the form: {_first_line(self._matcher.get_error())}")
+            raise refused(f"the output cannot be kept in the form: {_summary(self._matcher.get_error())}")
 
     def mask(self) -> PackedMask | None:
         mask = np.zeros(self._num_mask_bytes, dtype=np.uint8)
@@ -90,7 +106,9 @@ def compile_grammar(tokenizer: LLTokenizer, form: StructuredOutput) -> Llguidanc
     if not matcher.is_error() and (mask := grammar.start().mask()) is not None and mask.any():
         return grammar
     problem = matcher.get_error() or "no output can satisfy it"
-    raise refused(f"the {form.kind} cannot be used: {_first_line(problem)}")
+    if "oneOf constraints are not supported" in problem:  # and it advises an option of its own
+        problem = _OVERLAPPING_ALTERNATIVES
+    raise refused(f"the {form.kind} cannot be used: {_summary(problem)}")
 
 
 def check_size(form: StructuredOutput) -> None:
@@ -117,23 +135,37 @@ def _grammar_text(form: StructuredOutput) -> str:
             case "grammar":
                 return grammar_from("grammar", form.text)
             case "schemas":
-                return grammar_from("lark", form.text)
+                return grammar_from("lark", _SCHEMA_RULE.sub(_ready_rule, form.text))
     except ValueError as error:
-        raise refused(f"the {form.kind} cannot be used: {_first_line(str(error))}") from error
+        raise refused(f"the {form.kind} cannot be used: {_summary(str(error))}") from error
 
 
 def _json_grammar(schema: str, *, is_strict: bool) -> str:
-    return str(
-        LLMatcher.grammar_from_json_schema(
-            schema,
-            overrides={
-                "lenient": not is_strict,
-                "coerce_one_of": True,
-                "whitespace_flexible": True,
-                "whitespace_pattern": _WHITESPACE,
-            },
-        )
-    )
+    ready = make_ready(schema, is_strict=is_strict)
+    options = _options(ready, is_strict=is_strict)
+    return str(LLMatcher.grammar_from_json_schema(ready.text, overrides=options))
+
+
+def _ready_rule(rule: re.Match[str]) -> str:
+    """The same, with its schema made ready. The gateway's option `lenient` says whether it is strict."""
+    schema = json.loads(rule["schema"])
+    is_strict = not schema.pop(_OPTIONS_KEYWORD, {}).get("lenient")
+    ready = make_ready(json.dumps(schema), is_strict=is_strict)
+    options = _options(ready, is_strict=is_strict)
+    return rule["name"] + json.dumps({**json.loads(ready.text), _OPTIONS_KEYWORD: options})
+
+
+def _options(ready: ReadySchema, *, is_strict: bool) -> JsonCompileOptions:
+    return {
+        "lenient": not is_strict,
+        "coerce_one_of": ready.has_exclusive_alternatives or not is_strict,
+        "whitespace_flexible": True,
+        "whitespace_pattern": _WHITESPACE,
+        "json_allowed_escapes": _ESCAPES,
+        # As they are without this. A schema may bring options of its own, and none must count.
+        "item_separator": ",",
+        "key_separator": ":",
+    }
 
 
 def _choices(text: str) -> list[str]:
@@ -146,5 +178,10 @@ def _choices(text: str) -> list[str]:
     return choices
 
 
-def _first_line(problem: str) -> str:
-    return problem.strip().split("\n", 1)[0][:_MAX_MESSAGE_CHARACTERS]
+def _summary(problem: str) -> str:
+    """One line of it. Where it shows an expression that cannot be parsed, the reason comes after that."""
+    lines = problem.strip().split("\n")
+    if lines[0].endswith(":"):
+        reasons = (line.removeprefix("error: ") for line in lines if line.startswith("error: "))
+        lines[0] = f"{lines[0]} {next(reasons, '')}".rstrip()
+    return lines[0][:_MAX_MESSAGE_CHARACTERS]

