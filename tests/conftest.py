@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine_service.openmp import bound_openmp_spinning
+from tests.real_stack import RealStack, running_real_stack
 from tests.valkey_server import running_valkey
 
 bound_openmp_spinning()  # as engines do: tests, too, share their cores
@@ -18,6 +19,13 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Valkey for the session. Tests keep apart by their namespaces."""
     with running_valkey(tmp_path_factory.mktemp("valkey")) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def real_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealStack]:
+    """Tests that take it share one `headrace up`."""
+    with running_real_stack(tmp_path_factory.mktemp("real")) as stack:
+        yield stack
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
@@ -16,6 +16,13 @@ CHAT_TEMPLATE = (
 )
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS_TOKEN_ID = 2
+_BERT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
 _CORPUS = (
     "the quick brown fox jumps over the lazy dog while water falls from the headrace to the turbine",
     "a model serves many requests at once, and each of them gets the tokens that it would get alone",
@@ -87,6 +94,21 @@ def write_tiny_model(path: Path, architecture: str, *, seed: int = 0, **settings
     tokens = {"bos_token_id": 1, "eos_token_id": EOS_TOKEN_ID, "pad_token_id": 0}
     config = model_class.config_class(**({"vocab_size": write_tokenizer(path)} | tokens | settings))
     return _save_random(path, model_class._from_config(config, attn_implementation="eager"), seed, "5GB")
+
+
+def write_tiny_bert(path: Path) -> Any:
+    """An embedding model, with special tokens around a text. Its tokenizer file also asks to cut and to fill
+    up, as many do. Returns transformers' model.
+    """
+    model = write_tiny_model(path, "BertModel", **_BERT)
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
+    )
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=30)
+    tokenizer.save(str(path / "tokenizer.json"))
+    return model
 
 
 def _save_random(path: Path, model: Any, seed: int, shard_size: str) -> Any:

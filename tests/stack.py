@@ -1,6 +1,6 @@
 """A stack of real processes on one Redis: a gateway and engines, under a test's control.
 
-The supervisor has tests of its own; here every process is started and ended by the test, so that a
+The supervisor has tests of its own; in a `Stack` every process is started and ended by the test, so that a
 test can choose what dies when.
 """
 
@@ -39,7 +39,49 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0, what: str 
     return value
 
 
-class Stack:
+class RunningStack:
+    """What a test can ask of a stack, whoever has started it."""
+
+    def __init__(self, redis_url: str, namespace: str, *, pepper: str, admin_token: str) -> None:
+        self.url = ""  # of the gateway that is asked
+        self.redis_url = redis_url
+        self.redis = connect(redis_url, 2000)
+        self.keys = RedisKeys(namespace)
+        self._pepper = pepper
+        self._admin_token = admin_token
+
+    def key_of(self, tenant: str) -> str:
+        """A new API key."""
+        store = ApiKeyStore(self.redis, self.keys, self._pepper.encode())
+        return store.create(TenantId(tenant)).secret
+
+    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+        request = urllib.request.Request(self.url + path, headers=headers or {})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return response.status, response.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    def admin_status(self) -> dict[str, Any]:
+        status, body = self.get("/admin/status", {"Authorization": f"Bearer {self._admin_token}"})
+        assert status == 200, body
+        return json.loads(body)
+
+    def gauges(self) -> dict[str, int]:
+        """What still runs anywhere: all zero when the stack is idle."""
+        engines = self.admin_status()["engines"]
+        return {
+            "in flight": sum(engine["in_flight"] for engine in engines),
+            "running": sum((engine["load"] or {}).get("num_running", 0) for engine in engines),
+            "waiting": sum((engine["load"] or {}).get("num_waiting", 0) for engine in engines),
+            "blocks held": sum(
+                load["num_blocks"] - load["num_free_blocks"] for e in engines if (load := e["load"])
+            ),
+        }
+
+
+class Stack(RunningStack):
     """Use as a context manager. Everything it started is dead afterwards."""
 
     def __init__(
@@ -48,14 +90,11 @@ class Stack:
         document: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
     ) -> None:
-        self.redis_url = redis_url
         document = document or {"models": [fake_model()]}
         document.setdefault("redis", {})["namespace"] = f"test-{uuid.uuid4().hex[:10]}"
         self.config: HeadraceConfig = parse_config(document)
-        self.redis = connect(redis_url, 2000)
-        self.keys = RedisKeys(self.config.redis.namespace)
+        super().__init__(redis_url, self.config.redis.namespace, pepper=PEPPER, admin_token=ADMIN_TOKEN)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.url = ""
         self.urls: list[str] = []
         self._environment = environment or {}
         self._directory = tempfile.TemporaryDirectory(prefix="hr-")  # short: unix socket paths are
@@ -127,37 +166,11 @@ class Stack:
 
     def key(self, tenant: str | None = None) -> str:
         """A new API key of a tenant; of the first one if none is named."""
-        store = ApiKeyStore(self.redis, self.keys, PEPPER.encode())
-        return store.create(TenantId(tenant or self.config.tenants[0].name)).secret
-
-    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
-        request = urllib.request.Request(self.url + path, headers=headers or {})
-        try:
-            with urllib.request.urlopen(request, timeout=10) as response:
-                return response.status, response.read()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read()
-
-    def admin_status(self) -> dict[str, Any]:
-        status, body = self.get("/admin/status", {"Authorization": f"Bearer {ADMIN_TOKEN}"})
-        assert status == 200, body
-        return json.loads(body)
+        return self.key_of(tenant or self.config.tenants[0].name)
 
     def log(self, name: str) -> str:
         path = self.directory / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
-
-    def gauges(self) -> dict[str, int]:
-        """What still runs anywhere: all zero when the stack is idle."""
-        engines = self.admin_status()["engines"]
-        return {
-            "in flight": sum(engine["in_flight"] for engine in engines),
-            "running": sum((engine["load"] or {}).get("num_running", 0) for engine in engines),
-            "waiting": sum((engine["load"] or {}).get("num_waiting", 0) for engine in engines),
-            "blocks held": sum(
-                load["num_blocks"] - load["num_free_blocks"] for e in engines if (load := e["load"])
-            ),
-        }
 
     def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         environment = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, ValidationError, model_validator
+from pydantic import Field, GetJsonSchemaHandler, ValidationError, field_validator, model_validator
 from pydantic_core import CoreSchema, InitErrorDetails
 
 from gateway.anthropic.blocks import CacheControl, Message, TextBlock
@@ -110,6 +110,15 @@ class MessagesBody(ConversationFields, StreamableBody):
     container: None = None
     inference_geo: None = None
     diagnostics: None = None
+    # A conversation that the server keeps, so that its next turn comes without the others. Never to be left
+    # out as unknown: a client takes any answer for the promise to do so.
+    thread: None = None
+
+    @field_validator("thread", mode="before")
+    @classmethod
+    def _is_not_kept(cls, thread: Any) -> None:
+        if thread is not None:
+            raise ValueError("conversations are not kept here; send the whole of it")
 
     @property
     def shows_thinking(self) -> bool:

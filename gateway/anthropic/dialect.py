@@ -7,6 +7,7 @@ from typing import Any
 from gateway.dialect import Dialect
 from gateway.errors import ApiError
 
+THREAD = "thread"  # a field; clients that are told so send their turns without it, and whole
 OVERLOADED = 529  # Anthropic's own; its clients have an exception for it, and try again
 _TYPES = {
     401: "authentication_error",
@@ -32,7 +33,10 @@ def error_document(error: ApiError) -> dict[str, Any]:
     message = error.message
     if error.param is not None and error.param not in message:  # this shape has no field for it
         message = f"{error.param}: {message}"
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    told: dict[str, Any] = {"type": kind, "message": message}
+    if error.param == THREAD:
+        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": [THREAD]}
+    return {"type": "error", "error": told}
 
 
 ANTHROPIC = Dialect(

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from gateway.anthropic.body import CountTokensBody, MessagesBody
 from gateway.anthropic.message_format import MessageFormat
-from gateway.anthropic.translation import chat_body_of, in_our_words
+from gateway.anthropic.translation import FIELDS, chat_body_of
 from gateway.generation import Generation, Prompt
 from gateway.limits import Reservation
 from gateway.openai.admission import Admission, Admitted
@@ -23,12 +23,12 @@ from gateway.text_delta import TextDelta
 
 
 def _plan_turn(wish: ChatCompletionBody, speaker: Speaker, prompts: Sequence[Prompt]) -> TurnPlan:
-    with in_our_words():
+    with FIELDS.in_our_words():
         return plan_turn_of_chat(wish, speaker, prompts)
 
 
 def _encode(wish: ChatCompletionBody, speaker: Speaker, cache_salt: str) -> list[Prompt]:
-    with in_our_words():
+    with FIELDS.in_our_words():
         return encode_chat(wish, speaker, cache_salt)
 
 
@@ -48,7 +48,7 @@ class MessagesEndpoint(GenerationEndpoint[MessagesBody, ChatCompletionBody]):
         super().__init__(services, MESSAGES)
 
     async def _wish(self, admitted: Admitted[MessagesBody]) -> ChatCompletionBody:
-        with in_our_words():
+        with FIELDS.in_our_words():
             return chat_body_of(admitted.body)
 
     def _form_param(self, body: ChatCompletionBody) -> str:
@@ -100,7 +100,7 @@ class CountTokensEndpoint:
         admitted = await self._admission.admit(request)
         engine = admitted.engine
         speaker = Speaker(engine.tokenizer, engine.card, self._models.get(admitted.variant.model))
-        with in_our_words():
+        with FIELDS.in_our_words():
             wish = chat_body_of(admitted.body)
         async with self._admission.running(admitted) as reservation:
             prompts = await admitted.encode(lambda: MESSAGES.encode(wish, speaker, ""))

@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import re
-from collections.abc import Iterator
 from typing import Any
 
 from gateway.anthropic.blocks import Message, ToolResultBlock, ToolUseBlock
 from gateway.anthropic.body import ConversationFields, MessagesBody
 from gateway.anthropic.tool_fields import ClientTool, ToolChoice
-from gateway.errors import ApiError, from_user_error, invalid_request
+from gateway.errors import invalid_request
+from gateway.openai.renamed_fields import RenamedFields
 from gateway.openai.schema import ChatCompletionBody, check_body
-from shared.errors import UserError
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-# Fields of chat completions, and which of ours have become them. The messages of the two are not counted
-# alike, so of a place among them only "messages" is kept.
-_RENAMED = (
-    (re.compile(r"messages\W.*|continue_final_message|add_generation_prompt"), "messages"),
-    (re.compile(r"max_completion_tokens"), "max_tokens"),
-    (re.compile(r"stop(\W.*)?"), "stop_sequences"),
-    (re.compile(r"chat_template_kwargs(\W.*)?"), "thinking"),
-    (re.compile(r"parallel_tool_calls"), "tool_choice"),
-    (re.compile(r"(?:response_format|structured_outputs)(?:\W.*)?"), "output_config.format"),
-    (re.compile(r"(tools\[\d+\])\.function\.parameters(.*)"), r"\1.input_schema\2"),
-    (re.compile(r"(tools\[\d+\])\.function(.*)"), r"\1\2"),
+# The messages of the two are not counted alike, so of a place among them only "messages" is kept.
+FIELDS = RenamedFields(
+    (r"messages\W.*|continue_final_message|add_generation_prompt", "messages"),
+    (r"max_completion_tokens", "max_tokens"),
+    (r"stop(\W.*)?", "stop_sequences"),
+    (r"chat_template_kwargs(\W.*)?", "thinking"),
+    (r"parallel_tool_calls", "tool_choice"),
+    (r"(?:response_format|structured_outputs)(?:\W.*)?", "output_config.format"),
+    (r"(tools\[\d+\])\.function\.parameters(.*)", r"\1.input_schema\2"),
+    (r"(tools\[\d+\])\.function(.*)", r"\1\2"),
 )
-
-
-@contextlib.contextmanager
-def in_our_words() -> Iterator[None]:
-    """What the chat refuses inside is refused with the field of this API that is meant."""
-    try:
-        yield
-    except ApiError as error:
-        raise _renamed(error) from None
-    except UserError as error:
-        raise _renamed(from_user_error(error)) from None
 
 
 def chat_body_of(body: ConversationFields) -> ChatCompletionBody:
@@ -92,21 +77,6 @@ def messages_of(body: ConversationFields) -> list[dict[str, Any]]:
     if not messages:
         raise invalid_request("There is nothing to answer.", "messages", "invalid_value")
     return messages
-
-
-def _renamed(error: ApiError) -> ApiError:
-    for pattern, ours in _RENAMED:
-        if error.param is not None and (match := pattern.fullmatch(error.param)):
-            param = match.expand(ours)
-            return ApiError(
-                error.status,
-                error.message.replace(error.param, param),
-                kind=error.kind,
-                code=error.code,
-                param=param,
-                retry_after_s=error.retry_after_s,
-            )
-    return error
 
 
 def _add_to_assistant(messages: list[dict[str, Any]], message: Message) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import jsonschema
 import openai
 import pytest
 
-from compose.temporary_stack import temporary_stack
+from tests.real_stack import MODEL
 
-MODEL = "smollm2-135m"
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -24,12 +22,6 @@ SCHEMA = {
     "additionalProperties": False,
 }
 QUESTION = [{"role": "user", "content": "Describe Paris as JSON."}]
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[openai.OpenAI]:
-    with temporary_stack() as stack:
-        yield openai.OpenAI(base_url=stack.url + "/v1", api_key=stack.demo_key, max_retries=0, timeout=120)
 
 
 def test_json_that_satisfies_its_schema_greedy_and_sampled(client):

@@ -15,44 +15,22 @@ import numpy as np
 import openai
 import pytest
 import torch
-from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import processors
 
 from engine_service.fake_embedder import FakeEmbedder
 from engine_service.loaders.huggingface_text import read_text_bundle
 from shared.tokenizer import Tokenizer
 from tests.http_client import Answer, send
-from tests.models import write_tiny_model
+from tests.models import write_tiny_bert
 from tests.stack import ADMIN_TOKEN, Stack, fake_model, wait_until
 
 DIM = 8
 FAKE = FakeEmbedder(DIM)
 MAX_LEN = 100
-BERT = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}
 IDLE = {"in flight": 0, "running": 0, "waiting": 0, "blocks held": 0}
 
 
 def fake_embedder(name: str = "fake-embedder", options: str = "", **fields: Any) -> dict[str, Any]:
     return fake_model(name, options, runner="pooling", **({"max_model_len": MAX_LEN} | fields))
-
-
-def write_tiny_bert(path: Path) -> Any:
-    """With special tokens around a text; its tokenizer file also asks to cut and to fill up, as many do."""
-    model = write_tiny_model(path, "BertModel", **BERT)
-    tokenizer = FastTokenizer.from_file(str(path / "tokenizer.json"))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
-    )
-    tokenizer.enable_truncation(5)
-    tokenizer.enable_padding(length=30)
-    tokenizer.save(str(path / "tokenizer.json"))
-    return model
 
 
 @pytest.fixture(scope="module")

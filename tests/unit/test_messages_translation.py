@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.anthropic.body import CountTokensBody, MessagesBody
-from gateway.anthropic.translation import chat_body_of, in_our_words
+from gateway.anthropic.translation import FIELDS, chat_body_of
 from gateway.errors import ApiError, invalid_request
 from gateway.openai.schema import check_body
 from gateway.openai.unknown_fields import check_without_unknown
@@ -205,6 +205,7 @@ def test_a_schema_for_the_output_is_held_to_strictly():
         (body(user="u"), "user", "Unrecognized"),
         (body(frequency_penalty=1), "frequency_penalty", "Unrecognized"),
         (body(container="c1"), "container", "None"),
+        (body(thread={"type": "create"}), "thread", "not kept"),
         (body(mcp_servers=[]), "mcp_servers", "Unrecognized"),
         (body(metadata={"user_id": 7}), "metadata.user_id", "string"),
         (body(metadata={"name": "x"}), "metadata.name", "Unrecognized"),
@@ -324,7 +325,7 @@ def test_unknown_fields_may_be_left_out_and_told():
     ],
 )
 def test_refusals_of_the_chat_are_told_in_the_words_of_this_api(theirs, ours):
-    with pytest.raises(ApiError) as caught, in_our_words():
+    with pytest.raises(ApiError) as caught, FIELDS.in_our_words():
         raise invalid_request(f"Invalid value for {theirs}: no.", theirs, "invalid_value")
     error = caught.value
     assert (error.param, error.code) == (ours, "invalid_value")

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.errors import ApiError
 from gateway.openai.responses.body import ResponsesBody
-from gateway.openai.responses.translation import chat_body_of, in_our_words, messages_of
+from gateway.openai.responses.translation import FIELDS, chat_body_of, messages_of
 from gateway.openai.schema import check_body
 
 
@@ -115,7 +115,9 @@ def test_null_means_what_leaving_out_means():
 @pytest.mark.parametrize(
     ("fields", "param", "word"),
     [
-        ({"background": True}, "background", "background"),
+        ({"background": True, "stream": True}, "stream", "not streamed"),
+        ({"background": True, "store": False}, "store", "background"),
+        ({"background": 1}, "background", "bool"),
         ({"truncation": "auto"}, "truncation", "cut"),
         ({"nonsense": 1}, "nonsense", "Unrecognized"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "'web_search'"),
@@ -162,6 +164,6 @@ def test_what_is_not_served_is_refused_by_its_name(fields, param, word):
 )
 def test_a_refusal_names_the_field_of_this_api(theirs, ours):
     error = ApiError(400, f"Invalid value for {theirs}: no", kind="invalid_request_error", param=theirs)
-    told = in_our_words(error)
+    told = FIELDS.renamed(error)
     assert told.param == ours
     assert told.message == f"Invalid value for {ours}: no"

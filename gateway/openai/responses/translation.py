@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.errors import ApiError, from_user_error
+from gateway.openai.renamed_fields import RenamedFields
 from gateway.openai.responses.body import ResponsesBody
 from gateway.openai.responses.items import Item
 from gateway.openai.schema import ChatCompletionBody, SamplingFields, check_body
-from shared.errors import UserError
 
 _PASSED_ON = (*SamplingFields.model_fields, "parallel_tool_calls", "chat_template_kwargs", "user")
 
-# Fields of chat completions, and which of ours have become them.
-_RENAMED = (
-    (re.compile(r"messages(\W.*)?"), "input"),
-    (re.compile(r"max_(completion_)?tokens"), "max_output_tokens"),
-    (re.compile(r"response_format(\W.*)?"), "text.format"),
-    (re.compile(r"reasoning_effort"), "reasoning.effort"),
-    (re.compile(r"(tools\[\d+\])\.function"), r"\1"),
-    (re.compile(r"(tools\[\d+\])\.function\.(.*)"), r"\1.\2"),
+FIELDS = RenamedFields(
+    (r"messages(\W.*)?", "input"),
+    (r"max_(completion_)?tokens", "max_output_tokens"),
+    (r"response_format(\W.*)?", "text.format"),
+    (r"reasoning_effort", "reasoning.effort"),
+    (r"(tools\[\d+\])\.function", r"\1"),
+    (r"(tools\[\d+\])\.function\.(.*)", r"\1.\2"),
 )
 
 
@@ -79,27 +76,6 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[st
             _add_to_turn(turn, item)
     # Thoughts alone are no turn yet: their answer was cut off.
     return [message for message in messages if message["role"] != "assistant" or _says_something(message)]
-
-
-def in_our_words(error: ApiError | UserError) -> ApiError:
-    """The same refusal with the field of this API that is meant."""
-    if isinstance(error, UserError):
-        error = from_user_error(error)
-    if error.param is None:
-        return error
-    for pattern, ours in _RENAMED:
-        if match := pattern.fullmatch(error.param):
-            param = match.expand(ours)
-            message = error.message.replace(f"for {error.param}:", f"for {param}:")
-            return ApiError(
-                error.status,
-                message,
-                kind=error.kind,
-                code=error.code,
-                param=param,
-                retry_after_s=error.retry_after_s,
-            )
-    return error
 
 
 def _continues(turn: dict[str, Any], kind: str) -> bool:

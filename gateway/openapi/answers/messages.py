@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NotRequired
 
 from pydantic import with_config
 from typing_extensions import TypedDict  # typing's own lacks what pydantic needs before Python 3.12
@@ -11,9 +11,16 @@ from gateway.openapi.answers import CLOSED
 
 
 @with_config(CLOSED)
+class UnsupportedThread(TypedDict):
+    error_code: Literal["thread_unsupported_request"]
+    unsupported: list[str]
+
+
+@with_config(CLOSED)
 class MessageErrorDetails(TypedDict):
     type: str
     message: str  # it names the field that is wrong
+    details: NotRequired[UnsupportedThread]
 
 
 @with_config(CLOSED)
