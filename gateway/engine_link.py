@@ -124,6 +124,7 @@ class EngineLink:
         self._heard_at = clock()
         self._progressed_at = clock()
         self._running: dict[RequestId, _Running] = {}
+        self._unheard: set[RequestId] = set()  # those of them of which nothing has come yet
         self._socket = _dealer(context, gateway_id, record.address)
         self._hello = GatewayHello(PROTOCOL_VERSION, gateway_id, known_bundles)
 
@@ -171,6 +172,7 @@ class EngineLink:
     def _start(self, message: Submit | Embed, mailbox: Mailbox | VectorMailbox, cost: int) -> None:
         assert self.state is LinkState.READY, f"a request for an engine that is {self.state.name}"
         self._running[message.request_id] = _Running(mailbox, cost)
+        self._unheard.add(message.request_id)
         self.outstanding_tokens += cost
         self._send(message)
 
@@ -203,7 +205,7 @@ class EngineLink:
         match message:
             case StepResult():
                 self._note(message.load)
-                for update in message.updates:
+                for update in self._in_order(message.updates):
                     self._deliver(update)
             case Embedded():
                 self._note(message.load)
@@ -223,6 +225,16 @@ class EngineLink:
                 raise EngineLostError(f"it died: {message.reason}", by_a_step=True)
             case _:
                 raise EngineLostError(f"it sent a {type(message).__name__}, which only gateways send")
+
+    def _in_order(self, updates: list[SequenceUpdate]) -> list[SequenceUpdate]:
+        """First tokens before all others: handlers run in the order in which they are woken, and who waits
+        for a first token has waited for longer than a millisecond matters to a stream that flows."""
+        unheard = self._unheard
+        if not unheard:
+            return updates
+        ordered = sorted(updates, key=lambda update: update.request_id not in unheard)
+        unheard.difference_update(update.request_id for update in updates)
+        return ordered
 
     def _deliver(self, answer: SequenceUpdate | Embedded) -> None:
         running = self._running.get(answer.request_id)
@@ -292,6 +304,7 @@ class EngineLink:
         running = self._running.pop(request_id, None)
         if running is None:
             return False
+        self._unheard.discard(request_id)
         self.outstanding_tokens -= running.cost_tokens
         return True
 
@@ -300,6 +313,7 @@ class EngineLink:
         for running in self._running.values():  # clients read this: the reason is for our log only
             running.mailbox.fail(EngineLostError(f"engine {self.engine_id} was lost", by_a_step=by_a_step))
         self._running.clear()
+        self._unheard.clear()
         self.outstanding_tokens = 0
         with contextlib.suppress(zmq.ZMQError):  # closing twice
             self._socket.close(linger=0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from aiohttp import web
+
 from shared.errors import UserError
 from shared.messages import Reject
 
@@ -97,8 +99,10 @@ def body_timed_out(timeout_s: float) -> ApiError:
     )
 
 
-def unsupported_media_type(message: str) -> ApiError:
-    return ApiError(415, message, kind="invalid_request_error", code="unsupported_media_type")
+def unsupported_media_type(message: str, headers: dict[str, str] | None = None) -> ApiError:
+    return ApiError(
+        415, message, kind="invalid_request_error", code="unsupported_media_type", headers=headers
+    )
 
 
 def rate_limited(message: str, retry_after_s: float) -> ApiError:
@@ -125,6 +129,32 @@ def timed_out(message: str) -> ApiError:
 
 def internal_error() -> ApiError:
     return ApiError(500, "The server had an error.", kind="api_error", code="internal_error")
+
+
+def not_http(status: int, message: str, code: str) -> ApiError:
+    return ApiError(status, message, kind="invalid_request_error", code=code)
+
+
+def from_http_exception(error: web.HTTPException) -> ApiError:
+    """aiohttp's own refusals: no such route, wrong method, an `Expect` that nobody can meet."""
+    code = {
+        404: "not_found",
+        405: "method_not_allowed",
+        413: "request_too_large",
+        417: "expectation_failed",
+    }.get(error.status)
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+    return ApiError(
+        error.status,
+        {
+            404: "There is no such URL.",
+            405: "This URL does not take that method.",
+            417: "The only expectation that can be met is 'Expect: 100-continue'.",
+        }.get(error.status, error.reason),
+        kind="invalid_request_error" if error.status < 500 else "api_error",
+        code=code,
+        headers=headers,
+    )
 
 
 def from_reject(reject: Reject, param: str = "prompt") -> ApiError:

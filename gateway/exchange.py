@@ -9,14 +9,13 @@ import secrets
 import time
 from dataclasses import dataclass, field
 
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from opentelemetry import trace
 
 from gateway.anthropic.dialect import ANTHROPIC, speaks_anthropic
 from gateway.dialect import OPENAI, Dialect
-from gateway.errors import ApiError, from_user_error, internal_error
+from gateway.errors import ApiError, from_http_exception, from_user_error, internal_error
 from gateway.services import Services
 from shared.errors import UserError
 from shared.telemetry import SpanAttribute, SpanName, extract
@@ -43,6 +42,10 @@ class Exchange:
         return dict.fromkeys(self.dialect.id_headers, self.request_id)
 
 
+def fresh_exchange_id() -> str:
+    return f"req-{secrets.token_hex(12)}"
+
+
 def exchange_of(request: web.Request) -> Exchange:
     exchange: Exchange = request["exchange"]
     return exchange
@@ -52,7 +55,7 @@ def exchange_middleware(services: Services) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("x-request-id", "")
-        request_id = given if _ACCEPTABLE_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        request_id = given if _ACCEPTABLE_ID.fullmatch(given) else fresh_exchange_id()
         span = _start_span(request, services)
         dialect = ANTHROPIC if speaks_anthropic(request.path) else OPENAI
         exchange = request["exchange"] = Exchange(request_id, span, dialect)
@@ -110,7 +113,7 @@ def _answer(error: Exception, exchange: Exchange) -> web.Response:
     if isinstance(error, UserError):
         error = from_user_error(error)
     elif isinstance(error, web.HTTPException):
-        error = _from_http_exception(error)
+        error = from_http_exception(error)
     elif not isinstance(error, ApiError):
         logger.error("request %s failed", exchange.request_id, exc_info=error)
         exchange.span.record_exception(error)
@@ -118,24 +121,4 @@ def _answer(error: Exception, exchange: Exchange) -> web.Response:
     assert isinstance(error, ApiError), "every branch above made one"
     if error.code is not None:
         exchange.span.set_attribute(SpanAttribute.ERROR_TYPE, error.code)
-    return web.Response(
-        status=exchange.dialect.status_of(error),
-        body=msgspec.json.encode(exchange.dialect.body_of(error, exchange.request_id)),
-        content_type="application/json",
-        headers=error.headers,
-    )
-
-
-def _from_http_exception(error: web.HTTPException) -> ApiError:
-    """aiohttp's own refusals: no such route, wrong method, a body it cannot parse."""
-    code = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}.get(error.status)
-    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-    return ApiError(
-        error.status,
-        {404: "There is no such URL.", 405: "This URL does not take that method."}.get(
-            error.status, error.reason
-        ),
-        kind="invalid_request_error" if error.status < 500 else "api_error",
-        code=code,
-        headers=headers,
-    )
+    return exchange.dialect.refusal(error, exchange.request_id)

@@ -165,6 +165,13 @@ class Generation:
     def choice(self) -> Choice | None:
         return self._placement.choice
 
+    @property
+    def first_update_at(self) -> float:
+        """When the engine was first heard of it, as of time.monotonic."""
+        assert self._mailbox is not None, "start comes first"
+        assert self._mailbox.first_put_at is not None, "only what has come can be told"
+        return self._mailbox.first_put_at
+
     def start(self) -> None:
         """Chooses an engine and submits every sequence. Raises ApiError 503 when there is none."""
         sampling = self._plan.sampling

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 
 from shared.identifiers import RequestId
@@ -58,6 +59,7 @@ class Mailbox:
         self._pending: dict[RequestId, PendingUpdate] = {}
         self._failure: Exception | None = None
         self._changed = asyncio.Event()
+        self.first_put_at: float | None = None  # as of time.monotonic
 
     def put(self, update: SequenceUpdate) -> None:
         longest_beam = max((len(beam.token_ids) for beam in update.beams), default=0)
@@ -69,6 +71,8 @@ class Mailbox:
         pending = self._pending.get(update.request_id)
         if pending is None:
             pending = self._pending[update.request_id] = PendingUpdate()
+            if self.first_put_at is None:
+                self.first_put_at = time.monotonic()
         pending.new_token_ids += update.new_token_ids
         pending.logprobs += update.logprobs
         pending.prompt_logprobs += update.prompt_logprobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -13,8 +14,8 @@ import uvloop
 from aiohttp import web
 
 from gateway.app import make_app
-from gateway.openai.body import GARBLED_BODY
-from gateway.services import make_services
+from gateway.connection import Connection
+from gateway.services import Services, make_services
 from shared.config import HeadraceConfig
 from shared.errors import ConfigError
 from shared.identifiers import fresh_gateway_id
@@ -22,7 +23,7 @@ from shared.telemetry import start_tracing
 
 logger = logging.getLogger(__name__)
 
-KEEPALIVE_TIMEOUT_S = 75.0
+BACKLOG = 1024  # connections that wait to be accepted
 SHUTDOWN_TIMEOUT_S = 0.2  # for connections that are idle or half-way through a request, after the drain
 
 
@@ -82,22 +83,21 @@ async def _serve(
     runner = web.AppRunner(
         make_app(services),
         handler_cancellation=True,
-        access_log=None,
-        logger=_server_logger(),
-        keepalive_timeout=KEEPALIVE_TIMEOUT_S,
         shutdown_timeout=SHUTDOWN_TIMEOUT_S,
     )
     await runner.setup()
     try:
-        url = await _listen(runner, host, port)
+        listener = await _listen(runner, services, host, port)
+        url = _url_of(listener, host)
         if ready_file is not None:
             _write_atomically(ready_file, msgspec.json.encode({"url": url}))
         logger.info("listening on %s", url)
+        # What is there by now stays: a collection that walks it too makes every stream wait for 20 ms.
+        gc.freeze()
         await stop.wait()
         logger.info("draining: running requests have %.0f s", config.gateway.drain_timeout_s)
         services.is_draining = True
-        for site in list(runner.sites):
-            await site.stop()  # new connections are refused; new requests on old ones get 503
+        listener.close()  # new connections are refused; new requests on old ones get 503
         await services.running.drain(config.gateway.drain_timeout_s)
     finally:
         await runner.cleanup()
@@ -105,26 +105,39 @@ async def _serve(
     return 0
 
 
-async def _listen(runner: web.AppRunner, host: str, port: int) -> str:
-    site = web.TCPSite(runner, host, port, backlog=1024)
+async def _listen(runner: web.AppRunner, services: Services, host: str, port: int) -> asyncio.Server:
+    """In the place of one of aiohttp's sites, which have no way to choose the class of a connection."""
+    server, loop = runner.server, asyncio.get_running_loop()
+    assert server is not None, "the runner has been set up"
+    connections_logger = _connections_logger()
+
+    def count_refusal(status: int) -> None:
+        services.metrics.http_requests.labels("other", "other", str(status)).inc()
+
+    def make_connection() -> Connection:
+        return Connection(server, count_refusal, loop=loop, logger=connections_logger)
+
     try:
-        await site.start()
+        return await loop.create_server(make_connection, host, port, backlog=BACKLOG)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", "gateway.port") from error
-    bound_port = runner.addresses[0][1]
+
+
+def _url_of(listener: asyncio.Server, host: str) -> str:
+    bound_port = listener.sockets[0].getsockname()[1]
     shown_host = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
     return f"http://{shown_host}:{bound_port}"
 
 
-def _server_logger() -> logging.Logger:
+def _connections_logger() -> logging.Logger:
     """aiohttp's own log, without a stack trace for every body that a client garbled."""
-    server_logger = logging.getLogger("gateway.http")
+    connections_logger = logging.getLogger("gateway.http")
 
     def is_our_concern(record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], GARBLED_BODY))
+        return not (record.exc_info and isinstance(record.exc_info[1], web.RequestPayloadError))
 
-    server_logger.addFilter(is_our_concern)
-    return server_logger
+    connections_logger.addFilter(is_our_concern)
+    return connections_logger
 
 
 def _write_atomically(path: Path, content: bytes) -> None:

@@ -11,7 +11,12 @@ from prometheus_client.registry import Collector
 
 from gateway.engine_link import EngineLink, LinkState
 from shared.messages import EngineLoad
-from shared.metrics import INTER_TOKEN_BUCKETS_S, REQUEST_BUCKETS_S, TTFT_BUCKETS_S
+from shared.metrics import (
+    FIRST_EVENT_BUCKETS_S,
+    INTER_TOKEN_BUCKETS_S,
+    REQUEST_BUCKETS_S,
+    TTFT_BUCKETS_S,
+)
 
 ENGINE_LABELS = ("model_name", "engine")
 
@@ -53,6 +58,11 @@ class GatewayMetrics:
         self.e2e_latency = Histogram(
             "vllm:e2e_request_latency_seconds", "From the arrival of a request to its last token.",
             ENGINE_LABELS, buckets=REQUEST_BUCKETS_S, registry=self._registry,
+        )  # fmt: skip
+        self.first_event_delay = Histogram(
+            "headrace_first_event_delay_seconds",
+            "From an engine's first message for a stream to its first event in the socket.",
+            buckets=FIRST_EVENT_BUCKETS_S, registry=self._registry,
         )  # fmt: skip
         version = Gauge(
             "headrace_policy_version", "Version of the tenants and routes in force.", registry=self._registry

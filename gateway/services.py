@@ -15,6 +15,7 @@ from gateway.breaker import RedisBreaker
 from gateway.engine_pool import EnginePool
 from gateway.limits import Limiter
 from gateway.metrics import GatewayMetrics
+from gateway.openai.responses.background import BackgroundResponses
 from gateway.openai.responses.store import ResponseStore
 from gateway.policy import PolicyStore
 from gateway.running_requests import RunningRequests
@@ -39,6 +40,7 @@ class Services:
     pool: EnginePool
     balancer: Balancer
     responses: ResponseStore
+    background_responses: BackgroundResponses
     metrics: GatewayMetrics
     running: RunningRequests = field(default_factory=RunningRequests)
     is_draining: bool = False
@@ -48,7 +50,12 @@ class Services:
         """Publishes the policy and starts what runs beside the requests."""
         await self.policy.publish()
         await self.policy.refresh()
-        for follow in (self.policy.follow, self.pool.follow, self.limiter.keep_slots):
+        for follow in (
+            self.policy.follow,
+            self.pool.follow,
+            self.limiter.keep_slots,
+            self.background_responses.keep_leases,
+        ):
             task = asyncio.create_task(follow(), name=follow.__qualname__)
             task.add_done_callback(_end_with_process)
             self._background.append(task)
@@ -86,6 +93,13 @@ def make_services(
     breaker = RedisBreaker()
     policy = PolicyStore(config, client, keys, breaker)
     pool = EnginePool(client, keys, breaker, gateway_id)
+    responses = ResponseStore(
+        client,
+        keys,
+        breaker,
+        lifetime_s=config.gateway.responses_ttl_s,
+        max_bytes=config.gateway.max_stored_response_bytes,
+    )
     return Services(
         config=config,
         admin_token=admin_token,
@@ -96,12 +110,7 @@ def make_services(
         limiter=Limiter(client, keys, breaker, config.gateway.on_redis_failure),
         pool=pool,
         balancer=Balancer(),
-        responses=ResponseStore(
-            client,
-            keys,
-            breaker,
-            lifetime_s=config.gateway.responses_ttl_s,
-            max_bytes=config.gateway.max_stored_response_bytes,
-        ),
+        responses=responses,
+        background_responses=BackgroundResponses(responses),
         metrics=GatewayMetrics(lambda: pool.links, lambda: policy.current.version),
     )

@@ -205,6 +205,8 @@ class TenantConfig(Section):
     burst: int | None = Field(None, ge=1)  # None: requests_per_minute
     max_concurrency: int | None = Field(None, ge=1)
     priority: Priority = "standard"
+    # Whether its requests may have a `priority`: so many classes below its own, or above it if negative.
+    may_set_priority: bool = False
 
     def may_use(self, route: str) -> bool:
         return "*" in self.models or route in self.models

@@ -77,7 +77,7 @@ class Submit(Message, frozen=True):
     prompt_token_ids: list[int]
     sampling: SamplingParams
     tenant: TenantId
-    priority: int = 1  # 0 interactive, 1 standard, 2 batch
+    priority: int = 1  # 0 interactive, 1 standard, 2 batch, to 9 at the most
     timeout_s: float | None = None  # from receipt: clocks of two machines are never compared
     cache_salt: str = ""  # requests share cached prefixes only under an equal salt
     trace_context: dict[str, str] = {}  # W3C traceparent and tracestate

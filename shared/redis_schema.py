@@ -10,6 +10,7 @@
 | limit:{TENANT}:requests       | string | gateways            | until the rate has decayed|
 | limit:{TENANT}:slots          | zset   | gateways            | slots expire one by one   |
 | response:{TENANT}:ID          | string | gateways            | gateway.responses_ttl_s   |
+| response_lease:{TENANT}:ID    | string | who makes it        | 15 s, extended each second|
 
 The braces are Redis hash tags: all limits of one tenant lie in one cluster slot, so one script can
 check them together. Values are JSON, so that a person can read them with redis-cli.
@@ -27,6 +28,8 @@ from shared.messages import EngineLoad
 
 ENGINE_RECORD_LIFETIME_S = 5
 ENGINE_REFRESH_INTERVAL_S = 1.0
+RESPONSE_LEASE_LIFETIME_S = 15
+RESPONSE_LEASE_REFRESH_INTERVAL_S = 1.0
 
 EngineState = Literal["loading", "ready", "draining", "stalled"]
 
@@ -63,6 +66,9 @@ class RedisKeys:
 
     def response(self, tenant: TenantId, response_id: str) -> str:
         return f"{self._namespace}:response:{{{tenant}}}:{response_id}"
+
+    def response_lease(self, tenant: TenantId, response_id: str) -> str:
+        return f"{self._namespace}:response_lease:{{{tenant}}}:{response_id}"
 
 
 class EngineRecord(msgspec.Struct, frozen=True):

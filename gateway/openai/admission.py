@@ -31,7 +31,6 @@ from shared.telemetry import SpanAttribute, SpanName
 IGNORED_HEADER = "x-headrace-ignored"
 SESSION_HEADER = "x-headrace-session"
 LONG_BODY_BYTES = 16_384  # tokenising more than this takes milliseconds: in a thread, then
-PRIORITY_NUMBERS = {"interactive": 0, "standard": 1, "batch": 2}
 
 BodyT = TypeVar("BodyT", bound=ModelBody)
 ResultT = TypeVar("ResultT")

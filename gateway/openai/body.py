@@ -9,15 +9,10 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.errors import ApiError, body_timed_out, invalid_request, too_large, unsupported_media_type
+from gateway.openai.content_encoding import check_encoding, decoded
 from shared.config import GatewayConfig
-
-ENCODINGS = ("identity", "gzip", "deflate", "br", "zstd")
-
-GARBLED_BODY = (HttpProcessingError, web.RequestPayloadError)
-"""What aiohttp raises for a body that cannot be read as its own headers describe it."""
 
 _DECODER = msgspec.json.Decoder()
 
@@ -25,16 +20,13 @@ _DECODER = msgspec.json.Decoder()
 async def read_json(request: web.Request, config: GatewayConfig) -> object:
     """The document. Raises ApiError 400, 408, 413, or 415.
 
-    aiohttp counts the bytes it really reads, after decompression, against the application's
-    `client_max_size`, also when the client sends no Content-Length.
+    aiohttp counts the bytes it really reads against the application's `client_max_size`, also when the
+    client sends no Content-Length.
     """
     if request.content_type not in ("application/json", "application/octet-stream"):
         raise unsupported_media_type(f"Content-Type must be application/json, not {request.content_type}.")
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in ENCODINGS:
-        raise unsupported_media_type(
-            f"Content-Encoding must be one of {', '.join(ENCODINGS)}, not {encoding[:40]!r}."
-        )
+    check_encoding(encoding)
     if (request.content_length or 0) > config.max_body_bytes:
         raise too_large(config.max_body_bytes)  # without waiting for it to arrive
     try:
@@ -44,8 +36,9 @@ async def read_json(request: web.Request, config: GatewayConfig) -> object:
         raise body_timed_out(config.body_timeout_s) from error
     except web.HTTPRequestEntityTooLarge as error:
         raise too_large(config.max_body_bytes) from error
-    except GARBLED_BODY as error:  # e.g. not what Content-Encoding says
+    except web.RequestPayloadError as error:  # e.g. a chunk of no size, see gateway/connection.py
         raise invalid_request("The request body cannot be read as its headers describe it.") from error
+    data = await decoded(data, encoding, config.max_body_bytes)
     try:
         document: object = _DECODER.decode(data)
     except RecursionError as error:

@@ -1,4 +1,4 @@
-"""The body of a request for embeddings: OpenAI's fields."""
+"""The body of a request for embeddings: OpenAI's fields, and vLLM's `priority`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.openai.schema import INT32_MAX, ModelBody, TokenId
+from gateway.openai.schema import INT32_MAX, ModelBody, Priority, TokenId
 
 MAX_INPUTS = 2048  # OpenAI's
 
@@ -37,7 +37,13 @@ Input = Annotated[
 ]
 
 
-class EmbeddingsBody(ModelBody):
+class VectorsBody(ModelBody):
+    """Of any endpoint that answers with what an embedding model makes."""
+
+    priority: Priority = 0
+
+
+class EmbeddingsBody(VectorsBody):
     input: Input
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=INT32_MAX)

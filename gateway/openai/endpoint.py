@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Generic, cast
 
@@ -17,13 +18,14 @@ from gateway.errors import ApiError, unavailable
 from gateway.generation import Generation, GenerationPlan
 from gateway.limits import Reservation
 from gateway.metrics import AnswerFigures
-from gateway.openai.admission import PRIORITY_NUMBERS, Admission, Admitted
+from gateway.openai.admission import Admission, Admitted
 from gateway.openai.answer import AnswerIdentity, WholeChoice
 from gateway.openai.api import BodyT, GenerationApi, WishT
 from gateway.openai.best_of import best_choices
 from gateway.openai.event_stream import EventStream
 from gateway.openai.sampling import sampling_of
 from gateway.openai.turn import Speaker, TurnPlan, TurnReader
+from gateway.priority import class_of
 from gateway.services import Services
 from gateway.text_delta import TextDelta
 from shared.identifiers import TenantId, fresh_request_id
@@ -46,6 +48,19 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
         wish = await self._wish(admitted)
         speaker = self._speaker(admitted)
         turn, plan = await self._plan(admitted, wish, speaker)
+        return await self._answer(admitted, wish, turn, plan)
+
+    async def _answer(
+        self, admitted: Admitted[BodyT], wish: WishT, turn: TurnPlan, plan: GenerationPlan
+    ) -> web.StreamResponse:
+        async with self._generating(admitted, wish, turn, plan) as answer:
+            return await (answer.stream() if admitted.body.stream else answer.whole())
+
+    @contextlib.asynccontextmanager
+    async def _generating(
+        self, admitted: Admitted[BodyT], wish: WishT, turn: TurnPlan, plan: GenerationPlan
+    ) -> AsyncIterator[Answer[BodyT, WishT]]:
+        """The answer to a request that runs, within its tenant's limits, until this is left."""
         async with self._admission.running(admitted) as reservation:
             placement = self._admission.placement(admitted)
             generation = Generation(
@@ -56,8 +71,7 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
             )
             try:
                 self._admission.place(admitted, placement, generation.start)
-                answer = self._make_answer(admitted, wish, turn, generation, reservation)
-                return await (answer.stream() if admitted.body.stream else answer.whole())
+                yield self._make_answer(admitted, wish, turn, generation, reservation)
             finally:  # also when cancelled: it does not wait
                 generation.close()
 
@@ -87,6 +101,7 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
         self, admitted: Admitted[BodyT], body: WishT, speaker: Speaker
     ) -> tuple[TurnPlan, GenerationPlan]:
         engine, tenant = admitted.engine, admitted.tenant
+        priority = class_of(tenant, body.priority)
         # Tenants never share cached blocks: a hit would tell one what another one asked.
         cache_salt = f"{tenant.name}\n{body.cache_salt or ''}"
         with self._admission.span(SpanName.TOKENIZE, admitted.exchange) as span:
@@ -111,7 +126,7 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
             skip_special_tokens=turn.skip_special_tokens,
             kept_special_tokens=turn.kept_special_tokens,
             tenant=TenantId(tenant.name),
-            priority=PRIORITY_NUMBERS[tenant.priority],
+            priority=priority,
             cache_salt=cache_salt,
             tells_logprobs=body.num_logprobs is not None,
             num_prompt_logprobs=body.prompt_logprobs,
@@ -174,11 +189,15 @@ class Answer(Generic[BodyT, WishT]):
             write_timeout_s=gateway.write_timeout_s,
             keep_alive_s=gateway.stream_keep_alive_s,
         )
+        has_told = False
         try:
             async with stream.kept_alive():
                 async for deltas in self._deltas():
                     if events := await self._events(deltas):
                         await stream.send(events)
+                        if not has_told:
+                            has_told = True
+                            self._observe_first_event()
             self._observe_end()
             return await stream.end(await self._closing_events())
         except ApiError as error:
@@ -235,10 +254,14 @@ class Answer(Generic[BodyT, WishT]):
             self._figures = self._services.metrics.of_answer(model, engine_id, self._exchange.arrived_at)
         self._figures.updated(delta.finish_reason for delta in deltas if delta.finish_reason is not None)
 
+    def _observe_first_event(self) -> None:
+        delay_s = time.monotonic() - self._generation.first_update_at
+        self._services.metrics.first_event_delay.observe(delay_s)
+
     def _observe_end(self) -> None:
         assert self._figures is not None, "an answer that has ended had at least one update"
         self._figures.ended()
-        if self._services.tracing.enabled:
+        if self._exchange.span.is_recording():  # what runs in the background outlives its request's
             usage = self._generation.usage
             self._exchange.span.set_attributes(
                 {

@@ -51,6 +51,7 @@ INT32_MAX = 2**31 - 1
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 BadWord = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Priority = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)]  # vLLM's, see gateway/priority.py
 
 
 class StreamOptions(Body):
@@ -180,6 +181,7 @@ class SamplingFields(Body):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     cache_salt: Label | None = None
+    priority: Priority = 0
     structured_outputs: StructuredOutputs | None = None
 
 
@@ -299,6 +301,8 @@ class ChatCompletionBody(GenerationBody):
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None  # a variable of the template, for models that heed it
     modalities: list[Literal["text"]] | None = None
+    verbosity: Literal["medium"] | None = None
+    prompt_cache_retention: Literal["in_memory"] | None = None
     # vLLM's
     include_reasoning: bool = True
     add_generation_prompt: bool = True

@@ -17,10 +17,10 @@ from aiohttp import web
 
 from gateway import long_work
 from gateway.embedding import EmbeddingPlan
-from gateway.openai.admission import Admitted, BodyT
+from gateway.openai.admission import Admitted
 from gateway.openai.embeddings import floats, is_long
 from gateway.openai.scoring_body import DistinctTexts, RerankBody, ScoreBody
-from gateway.openai.vectors import Vectors
+from gateway.openai.vectors import BodyT, Vectors
 from gateway.services import Services
 from shared.identifiers import fresh_request_id
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from gateway.openai.embeddings_body import MAX_INPUTS, Text
-from gateway.openai.schema import INT32_MAX, Body, FieldError, ModelBody
+from gateway.openai.embeddings_body import MAX_INPUTS, Text, VectorsBody
+from gateway.openai.schema import INT32_MAX, Body, FieldError
 
 
 def _form_of_texts(given: Any) -> str:
@@ -25,7 +25,7 @@ Texts = Annotated[
 PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
 
-class ScoreBody(ModelBody):
+class ScoreBody(VectorsBody):
     text_1: Texts | None = None
     text_2: Texts | None = None
     queries: Texts | None = None
@@ -96,7 +96,7 @@ AnyDocument = Annotated[
 ]
 
 
-class RerankBody(ModelBody):
+class RerankBody(VectorsBody):
     query: Text
     documents: Annotated[list[AnyDocument], Field(min_length=1, max_length=MAX_INPUTS)]
     top_n: int | None = Field(None, ge=0, le=INT32_MAX)  # None, and vLLM's 0: all of them

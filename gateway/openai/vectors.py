@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, Protocol
+from typing import Generic, Protocol, TypeVar
 
 from aiohttp import web
 
 from gateway.embedding import Embedding, EmbeddingPlan
 from gateway.errors import context_length_exceeded, invalid_request
-from gateway.openai.admission import PRIORITY_NUMBERS, Admission, Admitted, BodyT
+from gateway.openai.admission import Admission, Admitted
+from gateway.openai.embeddings_body import VectorsBody
+from gateway.priority import class_of
 from gateway.services import Services
 from shared.embedding_limits import dim_of
 from shared.identifiers import TenantId
 from shared.messages import ModelCard
 from shared.telemetry import SpanAttribute, SpanName
 from shared.tokenizer import Tokenizer
+
+BodyT = TypeVar("BodyT", bound=VectorsBody)
 
 
 class Inputs(Protocol):
@@ -43,6 +47,7 @@ class Vectors(Generic[BodyT]):
     ) -> EmbeddingPlan:
         """Raises ApiError 400 that names the first input that cannot be embedded."""
         card, tenant = admitted.engine.card, admitted.tenant
+        priority = class_of(tenant, admitted.body.priority)
         dim = dim_of(dimensions, card)
         tokenizer = admitted.engine.tokenizer
         with self._admission.span(SpanName.TOKENIZE, admitted.exchange) as span:
@@ -52,7 +57,7 @@ class Vectors(Generic[BodyT]):
                 dim,
                 shortens=dim < card.embedding_dim,
                 tenant=TenantId(tenant.name),
-                priority=PRIORITY_NUMBERS[tenant.priority],
+                priority=priority,
             )
             span.set_attribute(SpanAttribute.INPUT_TOKENS, plan.num_tokens)
         admitted.exchange.span.set_attribute(SpanAttribute.INPUT_TOKENS, plan.num_tokens)

@@ -144,8 +144,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "/v1/responses/{response_id}/cancel",
         "cancelResponse",
         RESPONSES,
-        "Refused: only what runs in the background could be cancelled, and nothing does.",
+        "Cancel a response that is being made in the background; tell it as it is if it has ended.",
         parameters=_RESPONSE_ID,
+        answers={200: Response},
         errors=(400, *KEY_ERRORS, 404),
     ),
     Operation(

@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import re
 import tempfile
 import time
 from pathlib import Path
@@ -24,8 +23,6 @@ import psutil
 
 from tests.stack import Stack, fake_model
 from tests.valkey_server import running_valkey
-
-FIRST_BYTE_METRIC = re.compile(r'^headrace_first_event_delay_seconds_bucket\{.*le="([^"]+)".*\} (\S+)$', re.M)
 
 
 def main() -> None:
@@ -42,19 +39,18 @@ def main() -> None:
             print("|---:|---:|---:|---:|---:|")
             for _ in range(arguments.repeats):
                 _measure(stack, arguments.streams, arguments.tokens)
-            pass
 
 
 def _measure(stack: Stack, num_streams: int, num_tokens: int) -> None:
     gateway, engine = (psutil.Process(stack.processes[name].pid) for name in ("gateway", "fake-0"))
-    before = _busy_s(gateway), _busy_s(engine)
+    before = busy_s(gateway), busy_s(engine)
     begin = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         num_events, seconds = pool.apply(read_streams, (stack.url, stack.key(), num_streams, num_tokens))
     assert time.monotonic() > begin
     total = num_streams * num_tokens
-    gateway_us = (_busy_s(gateway) - before[0]) / total * 1e6
-    engine_us = (_busy_s(engine) - before[1]) / total * 1e6
+    gateway_us = (busy_s(gateway) - before[0]) / total * 1e6
+    engine_us = (busy_s(engine) - before[1]) / total * 1e6
     print(
         f"| {total / seconds:,.0f} | {num_events / total:.2f} | {gateway_us:.1f} "
         f"| {gateway_us * total / num_events:.1f} | {engine_us:.1f} |",
@@ -62,19 +58,9 @@ def _measure(stack: Stack, num_streams: int, num_tokens: int) -> None:
     )
 
 
-def _busy_s(process: psutil.Process) -> float:
+def busy_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
-
-
-def _first_event_delays(stack: Stack) -> str:
-    _, exposition = stack.get("/metrics")
-    buckets = [(bound, float(count)) for bound, count in FIRST_BYTE_METRIC.findall(exposition.decode())]
-    total = buckets[-1][1]
-    return ", ".join(
-        f"{share:.0%} within {next(bound for bound, count in buckets if count >= share * total)} s"
-        for share in (0.5, 0.99)
-    )
 
 
 def read_streams(url: str, key: str, num_streams: int, num_tokens: int) -> tuple[int, float]:
@@ -93,18 +79,7 @@ async def _read_streams(url: str, key: str, num_streams: int, num_tokens: int) -
 async def _read_stream(url: str, key: str, num_tokens: int, number: int) -> int:
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=2**20)
-    document = {
-        "model": "fake",
-        "messages": [{"role": "user", "content": f"stream {number}"}],
-        "max_tokens": num_tokens,
-        "stream": True,
-    }
-    body = json.dumps(document).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\nAuthorization: Bearer {key}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    writer.write(head.encode() + body)
+    writer.write(chat_request(address.netloc, key, number, num_tokens))
     num_events, tail = 0, b""
     while data := await reader.read(2**18):
         data = tail + data
@@ -113,6 +88,23 @@ async def _read_stream(url: str, key: str, num_tokens: int, number: int) -> int:
     assert b"[DONE]" in tail or b"0\r\n\r\n" in tail, f"a stream was cut: {tail!r}"
     writer.close()
     return num_events
+
+
+def chat_request(host: str, key: str, number: int, num_tokens: int) -> bytes:
+    """Of a stream of its own, on a connection of its own."""
+    document = {
+        "model": "fake",
+        "messages": [{"role": "user", "content": f"stream {number}"}],
+        "max_tokens": num_tokens,
+        "seed": number,
+        "stream": True,
+    }
+    body = json.dumps(document).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
 
 
 if __name__ == "__main__":

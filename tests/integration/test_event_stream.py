@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.http_client import send
 from tests.stack import Stack, fake_model
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "stream": True}
@@ -49,6 +50,21 @@ def test_comments_come_while_nothing_else_does_before_the_first_token_too(stack:
 
 def test_no_comment_comes_where_events_do(stack: Stack) -> None:
     assert not [line for line in lines_of_stream(stack, model="fast") if line.startswith(b":")]
+
+
+def test_the_delay_of_the_first_event_is_measured_once_for_each_stream(stack: Stack) -> None:
+    def count() -> float:
+        _, exposition = stack.get("/metrics")
+        return float(exposition.partition(b"\nheadrace_first_event_delay_seconds_count ")[2].split(b"\n")[0])
+
+    before = count()
+    lines_of_stream(stack, model="fast", max_tokens=20)
+    lines_of_stream(stack, model="slow")  # where a comment comes first
+    whole = send(
+        stack.url, "POST", "/v1/chat/completions", {**CHAT, "model": "fast", "stream": False}, key=stack.key()
+    )
+    assert whole.status == 200
+    assert count() == before + 2
 
 
 def test_what_fails_behind_a_comment_is_an_event_and_the_end(stack: Stack) -> None:

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gateway.openai.scoring import cosine
-from tests.http_client import Answer, send
-from tests.stack import Stack, fake_model
+from tests.http_client import Answer
+from tests.integration.text_stack import ALIKE, EMBEDDER, TextStack
+from tests.integration.text_stack import EMBEDDER_MAX_LEN as MAX_LEN
 
-MAX_LEN = 100
 TEXTS = ["water", "falls", "to the turbine", "a fox"]
 
 
-@pytest.fixture(scope="module")
-def stack(redis_url: str) -> Iterator[Stack]:
-    document = {
-        "models": [
-            fake_model("embedder", runner="pooling", max_model_len=MAX_LEN),
-            fake_model("writer"),
-        ],
-        "tenants": [{"name": "all"}, {"name": "rare", "requests_per_minute": 1}],
-        "routes": [{"name": "alike", "split": [{"variant": "v", "model": "embedder"}]}],
-    }
-    with Stack(redis_url, document) as stack:
-        yield stack
+def post(stack: TextStack, path: str, *, key: str | None = None, **fields: Any) -> Answer:
+    return stack.post(path, key=key, **{"model": EMBEDDER, **fields})
 
 
 @pytest.fixture(scope="module")
-def key(stack: Stack) -> str:
-    return stack.key()
-
-
-def post(stack: Stack, key: str, path: str, **fields: Any) -> Answer:
-    return send(stack.url, "POST", path, {"model": "embedder", **fields}, key=key)
-
-
-@pytest.fixture(scope="module")
-def vector_of(stack: Stack, key: str) -> dict[str, np.ndarray]:
-    data = post(stack, key, "/v1/embeddings", input=TEXTS).json["data"]
+def vector_of(text_stack: TextStack) -> dict[str, np.ndarray]:
+    data = post(text_stack, "/v1/embeddings", input=TEXTS).json["data"]
     return {text: np.array(entry["embedding"]) for text, entry in zip(TEXTS, data, strict=True)}
 
 
@@ -57,8 +37,8 @@ def similarity(vector_of: dict[str, np.ndarray], first: str, second: str) -> flo
     "names", [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")]
 )
 @pytest.mark.parametrize("path", ["/v1/score", "/score"])
-def test_one_text_is_compared_with_each_of_many_under_each_of_vllms_names(stack, key, vector_of, names, path):
-    answer = post(stack, key, path, **{names[0]: TEXTS[0], names[1]: TEXTS[1:]})
+def test_one_text_is_compared_with_each_of_many_under_each_of_vllms_names(text_stack, vector_of, names, path):
+    answer = post(text_stack, path, **{names[0]: TEXTS[0], names[1]: TEXTS[1:]})
     assert (answer.status, answer.json["object"], answer.json["model"]) == (200, "list", "embedder")
     assert [entry["index"] for entry in answer.json["data"]] == [0, 1, 2]
     got = [entry["score"] for entry in answer.json["data"]]
@@ -68,31 +48,26 @@ def test_one_text_is_compared_with_each_of_many_under_each_of_vllms_names(stack,
     assert answer.headers["x-headrace-engine"] == "embedder-0"
 
 
-def test_as_many_texts_are_compared_one_by_one(stack, key, vector_of):
-    answer = post(stack, key, "/v1/score", text_1=TEXTS[:2], text_2=TEXTS[2:])
+def test_as_many_texts_are_compared_one_by_one(text_stack, vector_of):
+    answer = post(text_stack, "/v1/score", text_1=TEXTS[:2], text_2=TEXTS[2:])
     got = [entry["score"] for entry in answer.json["data"]]
     pairs = zip(TEXTS[:2], TEXTS[2:], strict=True)
     np.testing.assert_allclose(got, [similarity(vector_of, *pair) for pair in pairs], atol=1e-9)
 
 
-def test_one_text_with_one_other_and_with_itself(stack, key, vector_of):
-    [entry] = post(stack, key, "/v1/score", text_1="water", text_2="falls").json["data"]
+def test_one_text_with_one_other_and_with_itself(text_stack, vector_of):
+    [entry] = post(text_stack, "/v1/score", text_1="water", text_2="falls").json["data"]
     assert entry["score"] == pytest.approx(similarity(vector_of, "water", "falls"), abs=1e-9)
-    [entry] = post(stack, key, "/v1/score", text_1="water", text_2="water").json["data"]
+    [entry] = post(text_stack, "/v1/score", text_1="water", text_2="water").json["data"]
     assert 1.0 - 1e-6 <= entry["score"] <= 1.0
 
 
-def test_a_text_that_occurs_often_is_embedded_once(stack, key):
-    def embedded() -> float:
-        lines = stack.get("/metrics")[1].decode().splitlines()
-        counts = [line for line in lines if line.startswith("vllm:prompt_tokens_total{")]
-        return sum(float(line.rpartition(" ")[2]) for line in counts)
-
-    before = embedded()
-    answer = post(stack, key, "/v1/score", text_1="falls", text_2=["water"] * 50 + ["falls"] * 50)
+def test_a_text_that_occurs_often_is_embedded_once(text_stack):
+    before = text_stack.num_prompt_tokens
+    answer = post(text_stack, "/v1/score", text_1="falls", text_2=["water"] * 50 + ["falls"] * 50)
     assert len(answer.json["data"]) == 100
     assert answer.json["usage"]["prompt_tokens"] == 10
-    assert embedded() - before == 10
+    assert text_stack.num_prompt_tokens - before == 10
 
 
 def test_vectors_without_a_direction_are_like_nothing_and_rounding_stays_within_bounds() -> None:
@@ -105,9 +80,9 @@ def test_vectors_without_a_direction_are_like_nothing_and_rounding_stays_within_
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
-def test_documents_come_back_by_relevance(stack, key, vector_of, path):
+def test_documents_come_back_by_relevance(text_stack, vector_of, path):
     documents = [TEXTS[1], {"text": TEXTS[2]}, TEXTS[3]]
-    answer = post(stack, key, path, query=TEXTS[0], documents=documents)
+    answer = post(text_stack, path, query=TEXTS[0], documents=documents)
     assert answer.status == 200
     expected = [similarity(vector_of, TEXTS[0], text) for text in TEXTS[1:]]
     results = answer.json["results"]
@@ -119,18 +94,18 @@ def test_documents_come_back_by_relevance(stack, key, vector_of, path):
     assert answer.json["id"].startswith("rerank-")
 
 
-def test_of_documents_that_are_equally_relevant_the_earlier_comes_first(stack, key):
-    results = post(stack, key, "/v1/rerank", query="a", documents=["b", "a", "b", "a"]).json["results"]
+def test_of_documents_that_are_equally_relevant_the_earlier_comes_first(text_stack):
+    results = post(text_stack, "/v1/rerank", query="a", documents=["b", "a", "b", "a"]).json["results"]
     assert [result["index"] for result in results] == [1, 3, 0, 2]
 
 
-def test_fewer_results_and_no_texts_on_request(stack, key):
+def test_fewer_results_and_no_texts_on_request(text_stack):
     results = post(
-        stack, key, "/v1/rerank", query="a", documents=["b", "a", "c"], top_n=1, return_documents=False
+        text_stack, "/v1/rerank", query="a", documents=["b", "a", "c"], top_n=1, return_documents=False
     ).json["results"]
     assert [(result["index"], set(result)) for result in results] == [(1, {"index", "relevance_score"})]
     for top_n in (0, 7, None):
-        answer = post(stack, key, "/v1/rerank", query="a", documents=["b", "c"], top_n=top_n)
+        answer = post(text_stack, "/v1/rerank", query="a", documents=["b", "c"], top_n=top_n)
         assert len(answer.json["results"]) == 2
 
 
@@ -164,16 +139,16 @@ def test_fewer_results_and_no_texts_on_request(stack, key):
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_k": 1}, "top_k"),
     ],
 )
-def test_what_cannot_be_compared_is_400_and_named(stack, key, path, fields, param):
-    answer = post(stack, key, path, **fields)
+def test_what_cannot_be_compared_is_400_and_named(text_stack, path, fields, param):
+    answer = post(text_stack, path, **fields)
     assert (answer.status, answer.error["param"]) == (400, param)
 
 
-def test_keys_routes_and_limits_hold_as_for_the_other_endpoints(stack, key):
+def test_keys_routes_and_limits_hold_as_for_the_other_endpoints(text_stack):
     fields = {"text_1": "a", "text_2": "b"}
-    assert post(stack, "hr-wrong", "/v1/score", **fields).status == 401
-    assert post(stack, key, "/v1/score", **fields, **{"model": "nobody"}).status == 404
-    assert post(stack, key, "/v1/score", **fields, **{"model": "alike"}).json["model"] == "alike"
-    rare = stack.key("rare")
-    assert post(stack, rare, "/v1/score", **fields).status == 200
-    assert post(stack, rare, "/v1/rerank", query="a", documents=["b"]).status == 429
+    assert post(text_stack, "/v1/score", **fields, key="hr-wrong").status == 401
+    assert post(text_stack, "/v1/score", **fields, **{"model": "nobody"}).status == 404
+    assert post(text_stack, "/v1/score", **fields, **{"model": ALIKE}).json["model"] == ALIKE
+    seldom = text_stack.key("seldom")
+    assert post(text_stack, "/v1/score", **fields, key=seldom).status == 200
+    assert post(text_stack, "/v1/rerank", query="a", documents=["b"], key=seldom).status == 429

@@ -1,6 +1,7 @@
 """The mailbox between the engine link and one handler."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -69,3 +70,15 @@ async def test_take_waits_for_something_to_come():
     assert not taking.done()
     mailbox.put(SequenceUpdate(A, [1]))
     assert (await taking)[A].new_token_ids == [1]
+
+
+async def test_it_remembers_when_the_first_update_came():
+    mailbox = Mailbox({A: 10})
+    assert mailbox.first_put_at is None
+    before = time.monotonic()
+    mailbox.put(SequenceUpdate(A, [1]))
+    first = mailbox.first_put_at
+    assert before <= first <= time.monotonic()
+    await mailbox.take()
+    mailbox.put(SequenceUpdate(A, [2]))
+    assert mailbox.first_put_at == first

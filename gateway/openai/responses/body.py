@@ -147,18 +147,16 @@ class ResponsesBody(SamplingFields, StreamableBody):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     service_tier: Literal["auto", "default"] | None = None
+    background: bool = False
     # not served yet
-    background: bool = Field(False, json_schema_extra={"const": False})  # Literal[False] would take 0, too
     truncation: Literal["disabled"] = "disabled"
     conversation: None = None
     prompt: None = None
     prompt_cache_retention: Literal["in_memory"] | None = None
 
-    @field_validator("background", "truncation", mode="before")
+    @field_validator("truncation", mode="before")
     @classmethod
     def _is_served(cls, value: Any) -> Any:
-        if value is True:
-            raise ValueError("responses in the background are not supported; leave it false")
         if value == "auto":
             raise ValueError("conversations are not cut to fit; leave it 'disabled'")
         return value
@@ -169,6 +167,14 @@ class ResponsesBody(SamplingFields, StreamableBody):
             raise FieldError("top_logprobs", f"it needs {LOGPROBS!r} in include")
         if self.structured_outputs is not None and self.form_of_text["type"] != "text":
             raise FieldError("structured_outputs", "text.format asks for a form already")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_asked_for_later(self) -> ResponsesBody:
+        if self.background and self.stream:
+            raise FieldError("stream", "what runs in the background is not streamed: ask for it by its id")
+        if self.background and not self.store:
+            raise FieldError("store", "what runs in the background is stored: it is asked for later")
         return self
 
     @property

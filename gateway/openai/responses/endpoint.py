@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from gateway import long_work
-from gateway.errors import ApiError, invalid_request
+from gateway.errors import ApiError, from_user_error, internal_error, invalid_request
 from gateway.generation import Generation, GenerationPlan
 from gateway.limits import Reservation
 from gateway.openai.admission import Admitted
@@ -20,13 +23,16 @@ from gateway.openai.responses.body import ResponsesBody
 from gateway.openai.responses.identity import RESPONSE_PREFIX, fresh_response_id, item_id, response_of_item
 from gateway.openai.responses.items import PREFIXES, Item, ItemReference
 from gateway.openai.responses.response_format import ResponseFormat
-from gateway.openai.responses.translation import chat_body_of, in_our_words
+from gateway.openai.responses.store import RESPONSE_TOO_LONG
+from gateway.openai.responses.translation import FIELDS, chat_body_of
 from gateway.openai.schema import ChatCompletionBody
 from gateway.openai.turn import Speaker, TurnPlan
 from gateway.services import Services
 from shared.errors import UserError
 from shared.identifiers import TenantId
 from shared.redis_schema import ResponseRecord
+
+logger = logging.getLogger(__name__)
 
 RESPONSES = GenerationApi(
     operation="chat",
@@ -55,27 +61,69 @@ class ResponsesEndpoint(GenerationEndpoint[ResponsesBody, ChatCompletionBody]):
     def __init__(self, services: Services) -> None:
         super().__init__(services, RESPONSES)
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(
+        self, admitted: AdmittedResponse, wish: ChatCompletionBody, turn: TurnPlan, plan: GenerationPlan
+    ) -> web.StreamResponse:
+        with FIELDS.in_our_words():
+            if not admitted.body.background:
+                return await super()._answer(admitted, wish, turn, plan)
+            return await self._begin_in_background(admitted, wish, turn, plan)
+
+    async def _begin_in_background(
+        self, admitted: AdmittedResponse, wish: ChatCompletionBody, turn: TurnPlan, plan: GenerationPlan
+    ) -> web.StreamResponse:
+        if not self._services.responses.is_on:
+            raise invalid_request("Responses are not stored here.", "background", "unsupported_value")
+        accepted: asyncio.Future[web.StreamResponse] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._make_in_background(accepted, admitted, wish, turn, plan))
         try:
-            return await super().handle(request)
-        except (ApiError, UserError) as error:
-            raise in_our_words(error) from error
+            return await accepted
+        except asyncio.CancelledError:  # the client has left without the id
+            task.cancel()
+            raise
+
+    async def _make_in_background(
+        self,
+        accepted: asyncio.Future[web.StreamResponse],
+        admitted: AdmittedResponse,
+        wish: ChatCompletionBody,
+        turn: TurnPlan,
+        plan: GenerationPlan,
+    ) -> None:
+        """Settles `accepted` with the answer to who asked for it, or with why there is none; then goes on."""
+        begun: ResponseAnswer | None = None
+        try:
+            async with self._generating(admitted, wish, turn, plan) as answer:
+                assert isinstance(answer, ResponseAnswer), "_make_answer makes no other"
+                accepted.set_result(await answer.begin_in_background())
+                begun = answer
+                await answer.complete_in_background()
+        except asyncio.CancelledError:  # by who has also stored that; or nobody has been told of it
+            accepted.cancel()
+            raise
+        except Exception as error:  # whatever it is, who asks for the response is told
+            if begun is not None:
+                await begun.fail_in_background(error)
+            elif not accepted.done():
+                accepted.set_exception(error)
 
     async def _wish(self, admitted: AdmittedResponse) -> ChatCompletionBody:
         body = admitted.body
         conversation = _Conversation(fresh_response_id(), await self._earlier_items(admitted))
         conversation.items.extend(await self._new_items(admitted, conversation))
         admitted.request[_CONVERSATION] = conversation
-        return await long_work.do(
-            lambda: chat_body_of(body, conversation.items),
-            is_long=len(conversation.items) > LONG_HISTORY_ITEMS,
-        )
+        with FIELDS.in_our_words():
+            return await long_work.do(
+                lambda: chat_body_of(body, conversation.items),
+                is_long=len(conversation.items) > LONG_HISTORY_ITEMS,
+            )
 
     async def _plan(
         self, admitted: AdmittedResponse, body: ChatCompletionBody, speaker: Speaker
     ) -> tuple[TurnPlan, GenerationPlan]:
         num_bytes = sum(len(message.text or "") for message in body.messages)
-        return await super()._plan(replace(admitted, num_loaded_bytes=num_bytes), body, speaker)
+        with FIELDS.in_our_words():
+            return await super()._plan(replace(admitted, num_loaded_bytes=num_bytes), body, speaker)
 
     def _make_answer(
         self,
@@ -97,6 +145,13 @@ class ResponsesEndpoint(GenerationEndpoint[ResponsesBody, ChatCompletionBody]):
                 f"Previous response with id {previous_id!r} not found.",
                 "previous_response_id",
                 "previous_response_not_found",
+            )
+        status = record.response["status"]
+        if status not in ("completed", "incomplete"):
+            raise invalid_request(
+                f"Previous response with id {previous_id!r} has no answer to go on from: it is {status}.",
+                "previous_response_id",
+                "previous_response_not_completed",
             )
         return [*record.input_items, *record.response["output"]]
 
@@ -179,13 +234,59 @@ class ResponseAnswer(Answer[ResponsesBody, ChatCompletionBody]):
         await self._store()
         return await super()._closing_events()
 
+    async def begin_in_background(self) -> web.Response:
+        """Stores it as one that waits, and tells the client so. Raises ApiError if it cannot be stored."""
+        response = self._response.queued()
+        await self._services.background_responses.begin(self._tenant, self._record(response))
+        return web.Response(
+            body=msgspec.json.encode(response), content_type="application/json", headers=self._headers()
+        )
+
+    async def complete_in_background(self) -> None:
+        has_begun = False
+        async for deltas in self._deltas():
+            if not has_begun:
+                has_begun = True
+                await self._services.background_responses.note_progress(
+                    self._tenant, self._conversation.response_id
+                )
+            self._response.take(deltas)
+        self._observe_end()
+        await self._end_in_background(self._response.response(self._generation.usage))
+
+    async def fail_in_background(self, error: Exception) -> None:
+        """Stores why there is no more of it."""
+        if isinstance(error, UserError):
+            error = from_user_error(error)
+        if not isinstance(error, ApiError):
+            logger.error("%s failed", self._conversation.response_id, exc_info=error)
+            error = internal_error()
+        task = asyncio.current_task()
+        while task is not None and task.uncancel():  # of a shutdown: there is time for this yet
+            pass
+        failed = self._response.failed(error)
+        if error.code == RESPONSE_TOO_LONG:
+            failed["output"] = []
+        try:
+            await self._end_in_background(failed)
+        except ApiError as why:  # told as lost, then, once its lease has run out
+            logger.error("how %s ended is not stored: %s", self._conversation.response_id, why)
+
+    async def _end_in_background(self, response: dict[str, Any]) -> None:
+        await self._services.background_responses.end(self._tenant, self._record(response))
+
     async def _store(self) -> None:
         """What cannot be stored is answered all the same, and says of itself that it is not."""
         if self._admitted.body.store:
-            record = ResponseRecord(self._response.response(self._generation.usage), self._conversation.items)
-            self._response.is_stored = await self._services.responses.put(
-                TenantId(self._admitted.tenant.name), record
-            )
+            record = self._record(self._response.response(self._generation.usage))
+            self._response.is_stored = await self._services.responses.put(self._tenant, record)
+
+    def _record(self, response: dict[str, Any]) -> ResponseRecord:
+        return ResponseRecord(response, self._conversation.items)
+
+    @property
+    def _tenant(self) -> TenantId:
+        return TenantId(self._admitted.tenant.name)
 
 
 def _by_id(items: Iterable[Item]) -> dict[str, Item]:

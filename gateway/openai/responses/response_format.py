@@ -13,7 +13,7 @@ from gateway.generation import Usage
 from gateway.openai.answer import AnswerIdentity, WholeChoice
 from gateway.openai.responses.body import FunctionChoice, ResponsesBody
 from gateway.openai.responses.output import Event, ResponseOutput
-from gateway.openai.responses.translation import in_our_words
+from gateway.openai.responses.translation import FIELDS
 from gateway.text_delta import TextDelta
 
 _encode = msgspec.json.Encoder().encode
@@ -53,20 +53,28 @@ class ResponseFormat:
         return self._write({"type": f"response.{response['status']}", "response": response})
 
     def failure_events(self, error: ApiError) -> bytes:
-        error = in_our_words(error)
+        error = FIELDS.renamed(error)
         self._output.break_off()
         events = b"".join(map(self._write, self._opening()))
         fault = {"code": error.code or error.kind, "message": error.message, "param": error.param}
         events += self._write({"type": "error", **fault})
-        response = {
-            **self._response("failed"),
-            "error": {"code": _code_of_failure(error), "message": error.message},
-        }
-        return events + self._write({"type": "response.failed", "response": response})
+        return events + self._write({"type": "response.failed", "response": self.failed(error)})
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, Any]:
         """`choices` are left unread: they do not tell in which order the parts came, as `take` was told."""
         return self.response(usage)
+
+    def queued(self) -> dict[str, Any]:
+        """Before anything has come, for who is to ask again."""
+        return self._response("queued")
+
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        error = FIELDS.renamed(error)
+        self._output.break_off()
+        return {
+            **self._response("failed"),
+            "error": {"code": _code_of_failure(error), "message": error.message},
+        }
 
     def response(self, usage: Usage) -> dict[str, Any]:
         """Once it has ended."""
@@ -123,7 +131,7 @@ class ResponseFormat:
             "object": "response",
             "created_at": self._identity.created,
             "status": status,
-            "background": False,
+            "background": body.background,
             "completed_at": None,
             "error": None,
             "incomplete_details": None,

@@ -30,17 +30,29 @@ class StoredResponsesEndpoint:
                 param,
                 "invalid_value",
             )
-        return _json((await self._record(request)).response)
+        return _json((await self._record(request, await self._tenant(request))).response)
 
     async def delete(self, request: web.Request) -> web.Response:
-        response_id = request.match_info["response_id"]
-        if not await self._services.responses.delete(await self._tenant(request), response_id):
+        response_id, tenant = request.match_info["response_id"], await self._tenant(request)
+        if not await self._services.responses.delete(tenant, response_id):
             raise _not_found(response_id)
+        self._services.background_responses.cancel(tenant, response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: web.Request) -> web.Response:
-        await self._record(request)
-        raise invalid_request("Only responses that run in the background can be cancelled.")
+        """What has ended stays as it is, and is told: so whoever cancels twice is told the same twice."""
+        tenant = await self._tenant(request)
+        record = await self._record(request, tenant)
+        response = record.response
+        if not response["background"]:
+            raise invalid_request("Only responses that run in the background can be cancelled.")
+        if response["status"] not in ("queued", "in_progress"):
+            return _json(response)
+        cancelled = {**response, "status": "cancelled"}
+        if await self._services.responses.end(tenant, ResponseRecord(cancelled, record.input_items)):
+            self._services.background_responses.cancel(tenant, response["id"])
+            return _json(cancelled)
+        return _json((await self._record(request, tenant)).response)  # it has ended in the meantime
 
     async def input_items(self, request: web.Request) -> web.Response:
         """Newest first unless asked otherwise: all that it was made from, earlier turns included."""
@@ -48,7 +60,7 @@ class StoredResponsesEndpoint:
         order = request.query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise invalid_request("Invalid value for order: 'asc' or 'desc'", "order", "invalid_value")
-        items = (await self._record(request)).input_items
+        items = (await self._record(request, await self._tenant(request))).input_items
         if order == "desc":
             items = items[::-1]
         if (after := request.query.get("after")) is not None:
@@ -67,9 +79,9 @@ class StoredResponsesEndpoint:
             }
         )
 
-    async def _record(self, request: web.Request) -> ResponseRecord:
+    async def _record(self, request: web.Request, tenant: TenantId) -> ResponseRecord:
         response_id = request.match_info["response_id"]
-        record = await self._services.responses.get(await self._tenant(request), response_id)
+        record = await self._services.responses.get(tenant, response_id)
         if record is None:
             raise _not_found(response_id)
         return record

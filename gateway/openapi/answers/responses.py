@@ -138,8 +138,8 @@ class Response(TypedDict):
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["completed", "incomplete", "failed", "in_progress"]
-    background: Literal[False]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
     completed_at: int | None
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
