@@ -15,6 +15,7 @@ from gateway.openai.endpoint import GenerationEndpoint
 from gateway.openai.models import ModelsEndpoint
 from gateway.openai.render import RenderEndpoint
 from gateway.openai.responses.endpoint import ResponsesEndpoint
+from gateway.openai.responses.input_tokens import InputTokensEndpoint
 from gateway.openai.responses.stored import StoredResponsesEndpoint
 from gateway.openai.scoring import RerankEndpoint, ScoreEndpoint
 from gateway.openai.tokenization import DetokenizeEndpoint, TokenizeEndpoint
@@ -39,6 +40,7 @@ def make_app(services: Services) -> web.Application:
             web.post("/v1/completions", GenerationEndpoint(services, COMPLETIONS).handle),
             web.post("/v1/embeddings", EmbeddingsEndpoint(services).handle),
             web.post("/v1/responses", ResponsesEndpoint(services).handle),
+            web.post("/v1/responses/input_tokens", InputTokensEndpoint(services).handle),
             web.get("/v1/responses/{response_id}", stored_responses.get),
             web.delete("/v1/responses/{response_id}", stored_responses.delete),
             web.get("/v1/responses/{response_id}/input_items", stored_responses.input_items),

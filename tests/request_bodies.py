@@ -77,6 +77,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
         {"model": "embedder", "input": [[65], [66, 67]]},
     ],
     "/v1/responses": _RESPONSES,
+    "/v1/responses/input_tokens": _RESPONSES[:2],
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": _COUNTS,
     "/v1/chat/completions/render": _CHATS,

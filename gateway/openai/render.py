@@ -14,9 +14,11 @@ import msgspec
 from aiohttp import web
 
 from gateway.generation import GenerationPlan
+from gateway.openai.admission import Admitted
 from gateway.openai.api import BodyT, WishT
 from gateway.openai.endpoint import GenerationEndpoint
 from gateway.openai.schema import CompletionBody, GenerationBody
+from gateway.openai.turn import TurnPlan
 from shared.identifiers import fresh_request_id
 from shared.sampling import StructuredOutput
 from shared.tokenizer import Tokenizer
@@ -26,14 +28,12 @@ _TOLD_IN_ANOTHER_FORM = ("seed", "max_tokens", "structured_output", "bad_words",
 
 
 class RenderEndpoint(GenerationEndpoint[BodyT, WishT]):
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        admitted = await self._admission.admit(request)
-        wish = await self._wish(admitted)
-        speaker = self._speaker(admitted)
-        _, plan = await self._plan(admitted, wish, speaker)
-        model = admitted.route.name
+    async def _answer(
+        self, admitted: Admitted[BodyT], wish: WishT, turn: TurnPlan, plan: GenerationPlan
+    ) -> web.StreamResponse:
+        tokenizer, model = admitted.engine.tokenizer, admitted.route.name
         async with self._admission.running(admitted) as reservation:
-            document = await admitted.encode(lambda: _document(wish, plan, speaker.tokenizer, model))
+            document = await admitted.encode(lambda: _document(wish, plan, tokenizer, model))
             return web.Response(
                 body=document, content_type="application/json", headers=admitted.answer_headers(reservation)
             )

@@ -16,7 +16,7 @@ from gateway.openapi.answers.generation import ChatCompletion, Completion
 from gateway.openapi.answers.messages import MessageAnswer, MessageErrorAnswer, TokenCount
 from gateway.openapi.answers.models import ModelEntry, ModelInfo, ModelList, ModelPage
 from gateway.openapi.answers.operation import AdminStatus, Health, Readiness, ResetAnswer
-from gateway.openapi.answers.responses import DeletedResponse, InputItemList, Response
+from gateway.openapi.answers.responses import DeletedResponse, InputItemList, InputTokens, Response
 from gateway.openapi.answers.tokens import DetokenizedText, RenderedRequest, Tokens
 from gateway.openapi.operation import (
     BODY_ERRORS,
@@ -102,6 +102,16 @@ OPERATIONS: tuple[Operation, ...] = (
         streams=True,
         answers={200: Response},
         errors=MODEL_ERRORS,
+    ),
+    Operation(
+        "POST",
+        "/v1/responses/input_tokens",
+        "countInputTokens",
+        RESPONSES,
+        "Tell how many tokens the prompt of a response would have.",
+        body=ResponsesBody,
+        answers={200: InputTokens},
+        errors=TEXT_ERRORS,
     ),
     Operation(
         "GET",

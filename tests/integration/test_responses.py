@@ -129,6 +129,14 @@ def test_items_can_be_sent_back_as_they_came_or_by_their_ids(client):
     assert refused.value.code == "item_not_found"
 
 
+def test_the_tokens_of_an_input_are_counted_as_a_response_counts_them(client):
+    first = client.responses.create(model="fake", input="hi", max_output_tokens=4)
+    asked = {"model": "fake", "input": "go on", "previous_response_id": first.id, "instructions": "Be brief."}
+    counted = client.responses.input_tokens.count(**asked)
+    answered = client.responses.create(**asked, max_output_tokens=1)
+    assert counted.input_tokens == answered.usage.input_tokens > first.usage.input_tokens
+
+
 def test_a_response_is_kept_until_it_is_deleted(client):
     kept = client.responses.create(**OPTIONS, input="hi", metadata={"a": "b"})
     assert client.responses.retrieve(kept.id) == kept

@@ -175,6 +175,12 @@ class DeletedResponse(TypedDict):
 
 
 @with_config(CLOSED)
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+@with_config(CLOSED)
 class InputItemList(TypedDict):
     object: Literal["list"]
     data: list[InputMessage | FunctionCallOutputAnswer | OutputItem]
