@@ -81,4 +81,6 @@ def _secret_in(headers: Mapping[str, str]) -> str:
         raise invalid_api_key("The Authorization header must be of the form 'Bearer KEY'.")
     if secret := headers.get("x-api-key", "").strip():
         return secret
-    raise invalid_api_key("No API key was provided: set the header 'Authorization: Bearer KEY'.")
+    raise invalid_api_key(
+        "No API key was provided: set the header 'Authorization: Bearer KEY', or 'x-api-key: KEY'."
+    )

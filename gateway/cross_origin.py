@@ -33,10 +33,11 @@ def allow_cross_origin(app: web.Application, config: GatewayConfig) -> None:
 
     async def on_response_prepare(request: web.Request, response: web.StreamResponse) -> None:
         origin = request.headers.get("Origin")
+        if "*" not in allowed:  # also to who may not read it, lest a shared cache mixes the two up
+            response.headers.add("Vary", "Origin")
         if origin is None or not ("*" in allowed or origin in allowed):
             return
         response.headers["Access-Control-Allow-Origin"] = "*" if "*" in allowed else origin
-        response.headers.add("Vary", "Origin")
         response.headers["Access-Control-Expose-Headers"] = _exposed(response)
 
     app.on_response_prepare.append(on_response_prepare)

@@ -55,7 +55,7 @@ def invalid_request(message: str, param: str | None = None, code: str | None = N
 
 
 def from_user_error(error: UserError) -> ApiError:
-    return invalid_request(error.message, error.param)
+    return invalid_request(error.message, error.param, None if error.param is None else "invalid_value")
 
 
 def context_length_exceeded(message: str, param: str) -> ApiError:

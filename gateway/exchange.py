@@ -57,7 +57,7 @@ def exchange_middleware(services: Services) -> Middleware:
         given = request.headers.get("x-request-id", "")
         request_id = given if _ACCEPTABLE_ID.fullmatch(given) else fresh_exchange_id()
         span = _start_span(request, services)
-        dialect = ANTHROPIC if speaks_anthropic(request.path) else OPENAI
+        dialect = ANTHROPIC if speaks_anthropic(request.path, request.headers) else OPENAI
         exchange = request["exchange"] = Exchange(request_id, span, dialect)
         status = 500
         try:

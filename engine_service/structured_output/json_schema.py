@@ -15,6 +15,7 @@ recursive union of pydantic's). They are left out.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,10 @@ _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"  # 2024, 2000
 _REAL_DATE = f"^(?:{_YEAR}-(?:0[13-9]|1|02-[01]|02-2[0-8])|{_LEAP_YEAR}-02-29)"
 
+_LARGEST_EXACT_INTEGER = 2**53
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+
 
 @dataclass(frozen=True, slots=True)
 class ReadySchema:
@@ -57,6 +62,7 @@ def make_ready(text: str, *, is_strict: bool) -> ReadySchema:
         schemas = list(schemas_in(document))
         has_exclusive_alternatives = make_alternatives_exclusive(document, schemas)
         for schema in schemas:
+            _refuse_what_would_come_out_different(schema, is_strict=is_strict)
             _keep_to_real_dates(schema)
             _drop_what_says_nothing(schema)
             if is_strict and _counts_free_names(schema):
@@ -86,6 +92,24 @@ def schemas_in(document: Any) -> Iterator[dict[str, Any]]:
                     waiting += value.values()
                 elif keyword not in _DATA_KEYWORDS:
                     waiting.append(value)
+
+
+def _refuse_what_would_come_out_different(schema: dict[str, Any], *, is_strict: bool) -> None:
+    """The library counts in floating point, and control characters without a short escape are not written:
+    another value would stand in the place of the one that is asked for. Raises Refusal."""
+    fixed = [schema[keyword] for keyword in ("const", "enum") if keyword in schema]
+    bounds = [schema[keyword] for keyword in _BOUNDS if keyword in schema] if is_strict else []
+    waiting = [*fixed, *bounds]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, int) and abs(value) > _LARGEST_EXACT_INTEGER:
+            raise refused(f"{value} is beyond the integers that can be enforced, 2^53: use a string")
+        elif isinstance(value, str) and _UNWRITTEN.search(value):
+            raise refused(f"{value[:64]!r} has a control character that is not written")
 
 
 def _keep_to_real_dates(schema: dict[str, Any]) -> None:

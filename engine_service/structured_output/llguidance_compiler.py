@@ -15,7 +15,9 @@ from engine_service.structured_output.llguidance_grammar import (
     LlguidanceVocabulary,
     check_size,
     compile_grammar,
+    schemas_of,
 )
+from engine_service.structured_output.special_texts import refuse_special_texts, special_texts
 from engine_service.structured_output.trial import TIME_LIMIT_S, Trial
 from shared.sampling import StructuredOutput
 
@@ -29,6 +31,7 @@ class LlguidanceCompiler:
     def __init__(self, vocabulary: LlguidanceVocabulary, trial_limit_s: float = TIME_LIMIT_S) -> None:
         self._vocabulary = vocabulary
         self._trial_limit_s = trial_limit_s
+        self._special_texts: tuple[str, ...] | None = None  # not yet looked for
         self._tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
         self._idle: queue.LifoQueue[Trial] = queue.LifoQueue()
@@ -37,6 +40,9 @@ class LlguidanceCompiler:
 
     def compile(self, form: StructuredOutput) -> LlguidanceGrammar:
         check_size(form)
+        if self._special_texts is None:
+            self._special_texts = special_texts(self._vocabulary.tokenizer_json)
+        refuse_special_texts(form, schemas_of(form), self._special_texts)
         with self._trial() as trial:
             trial.run(form)
         return compile_grammar(self._shared_tokenizer(), form)

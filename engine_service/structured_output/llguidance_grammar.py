@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -118,6 +118,14 @@ def check_size(form: StructuredOutput) -> None:
     size = len(form.text.encode(errors="replace"))
     if size > limit:
         raise refused(f"the {form.kind} has {size} bytes; at most {limit} are allowed")
+
+
+def schemas_of(form: StructuredOutput) -> Iterator[str]:
+    """The JSON schemas that it is, or is made of."""
+    if form.kind == "json_schema":
+        yield form.text
+    elif form.kind == "schemas":
+        yield from (rule["schema"] for rule in _SCHEMA_RULE.finditer(form.text))
 
 
 def _grammar_text(form: StructuredOutput) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from gateway.anthropic.models import is_of_anthropics_client
 from gateway.dialect import Dialect
 from gateway.errors import ApiError
 
@@ -46,6 +48,9 @@ ANTHROPIC = Dialect(
 )
 
 
-def speaks_anthropic(path: str) -> bool:
-    """Also of a path that nothing answers, so that its refusal can be read."""
+def speaks_anthropic(path: str, headers: Mapping[str, str]) -> bool:
+    """Also of a path that nothing answers, so that its refusal can be read. Models are asked for at the same
+    URL as OpenAI's."""
+    if path == "/v1/models" or path.startswith("/v1/models/"):
+        return is_of_anthropics_client(headers)
     return path == "/v1/messages" or path.startswith("/v1/messages/")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from gateway.openai.strict_body import Body, FieldError, Label
 
@@ -48,21 +48,27 @@ class ContentPart(Body):
         return self.text or self.refusal or ""
 
 
+def _check_arguments(arguments: str) -> str:
+    """Templates write the arguments in forms of their own, so they have to be taken apart."""
+    try:
+        is_object = isinstance(json.loads(arguments or "{}"), dict)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the text is not valid JSON: {error}") from error
+    except (ValueError, RecursionError) as error:  # whose words are about the interpreter
+        raise ValueError(
+            "the text is nested too deeply, or has too long a number"
+        ) from error
+    if not is_object:
+        raise ValueError("the text must be a JSON object")
+    return arguments
+
+
+Arguments = Annotated[str, AfterValidator(_check_arguments)]
+
+
 class CalledFunction(Body):
     name: FunctionName
-    arguments: str
-
-    @field_validator("arguments")
-    @classmethod
-    def _is_an_object(cls, arguments: str) -> str:
-        """Templates write the arguments in forms of their own, so they have to be taken apart."""
-        try:
-            is_object = isinstance(json.loads(arguments or "{}"), dict)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"the text is not valid JSON: {error}") from error
-        if not is_object:
-            raise ValueError("the text must be a JSON object")
-        return arguments
+    arguments: Arguments
 
 
 class AssistantToolCall(Body):

@@ -21,13 +21,16 @@ class ChatTurnReader:
         fresh_call_id: Callable[[], str],
         tells_reasoning: bool = True,
         max_calls: int | None = None,
+        must_call: bool = False,
     ) -> None:
-        """`max_calls`: further ones are left out; None: there is no bound."""
+        """`max_calls`: further ones are left out; None: there is no bound. `must_call`: what is no call is
+        the begin of one that was cut off, and no text."""
         self._splitter = splitter
         self._parser = parser
         self._fresh_call_id = fresh_call_id
         self._tells_reasoning = tells_reasoning
         self._max_calls = max_calls
+        self._must_call = must_call
         self._num_calls = 0
 
     def read(self, delta: TextDelta) -> Sequence[TextDelta]:
@@ -62,7 +65,11 @@ class ChatTurnReader:
         if self._parser is None:
             return reasoning, [answer] if answer else []
         parts = self._parser.feed(answer) if answer else []
-        return reasoning, [*parts, *self._parser.finish()] if has_ended else parts
+        if has_ended:
+            parts = [*parts, *self._parser.finish()]
+        if self._must_call:
+            parts = [part for part in parts if not isinstance(part, str)]
+        return reasoning, parts
 
     def _pieces(self, reasoning: str, parts: Sequence[Part]) -> list[_Piece]:
         """In the order in which they were written: a piece has its text before its calls."""

@@ -113,6 +113,7 @@ class _TurnPlanner:
             parser,
             fresh_call_id=fresh_call_id,
             tells_reasoning=self._conversation.tells_reasoning,
+            must_call=self._conversation.tool_choice == "required",
             max_calls=None if self._conversation.parallel_tool_calls else 1,
         )
 

@@ -51,8 +51,9 @@ async def decoded(data: bytes, encoding: str, max_bytes: int) -> bytes:
     except _TooLongError as error:
         raise too_large(max_bytes) from error
     except (_GarbledError, zlib.error, zstd.ZstdError, brotli.error) as error:
+        form = "zstd with a window of at most 8 MiB" if encoding == "zstd" else encoding
         raise invalid_request(
-            f"The request body is not whole, or is not in {encoding}, as its Content-Encoding says."
+            f"The request body is not whole, or is not in {form}, as its Content-Encoding says."
         ) from error
 
 
@@ -64,7 +65,7 @@ def _decompress(data: bytes, encoding: str, max_bytes: int) -> bytes:
     while data or not pieces:
         if len(pieces) == MAX_PIECES:
             raise _GarbledError
-        decompressor = _decompressor(data, encoding)
+        decompressor = _decompressor(data, encoding, max_bytes)
         pieces.append(decompressor.decompress(data, max_length=room))
         room -= len(pieces[-1])
         if room == 0:
@@ -75,8 +76,11 @@ def _decompress(data: bytes, encoding: str, max_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-def _decompressor(data: bytes, encoding: str) -> zlib._Decompress | zstd.ZstdDecompressor:
+def _decompressor(data: bytes, encoding: str, max_bytes: int) -> zlib._Decompress | zstd.ZstdDecompressor:
     if encoding == "zstd":
+        told_bytes = zstd.get_frame_info(data).decompressed_size
+        if told_bytes is not None and told_bytes > max_bytes:  # its window may be too large as well
+            raise _TooLongError
         return zstd.ZstdDecompressor(
             options={zstd.DecompressionParameter.window_log_max: _MAX_ZSTD_WINDOW_LOG}
         )

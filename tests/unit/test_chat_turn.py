@@ -143,6 +143,21 @@ def test_a_call_is_forced_by_a_grammar_that_a_refusal_names_the_tools_for():
     assert "sub" not in named.form.text
 
 
+def test_a_forced_call_that_is_cut_off_before_its_arguments_is_no_text():
+    assert Turn(tools=[tool()], tool_choice="required").read(
+        '<tool_call>\n{"name": "ad', finish_reason="length"
+    ) == ("", "", [])
+
+
+def test_a_name_that_is_no_keyword_of_python_is_refused_where_it_would_have_to_be_one():
+    parameters = {"type": "object", "properties": {"a b": {"type": "integer"}}}
+    fields = {"tools": [tool(parameters=parameters)], "tool_choice": "required"}
+    error = refusal(bundle=text_bundle(PYTHONIC), **fields)
+    assert (error.status, error.param) == (400, "tools")
+    assert "'a b'" in error.message
+    assert Turn(text_bundle(QWEN), **fields).plan.form is not None
+
+
 def test_only_strict_tools_hold_a_model_that_may_call():
     assert Turn(tools=[tool()]).plan.form is None
     assert Turn(tools=[tool(strict=True)]).plan.form.kind == "schemas"

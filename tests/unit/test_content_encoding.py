@@ -80,6 +80,11 @@ async def test_a_small_body_cannot_become_a_large_one(encoding, compress):
     assert peak < 8_000_000
 
 
+async def test_a_zstd_frame_that_tells_of_too_much_is_413_whatever_its_window():
+    whole = zstd.compress(bytes(20_000_000))  # the size is told, and the window is as large
+    assert (await refusal(whole, "zstd", 1_000_000)).status == 413
+
+
 async def test_a_zstd_window_larger_than_the_encoding_may_have_is_400():
     options = {zstd.CompressionParameter.window_log: 27}
     compressor = zstd.ZstdCompressor(options=options)

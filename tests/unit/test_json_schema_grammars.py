@@ -13,9 +13,12 @@ import pytest
 from engine_service.fake_model import fake_text_bundle
 from engine_service.refusal import Refusal
 from engine_service.structured_output.json_schema import make_ready
+from engine_service.structured_output.llguidance_grammar import schemas_of
+from engine_service.structured_output.special_texts import refuse_special_texts, special_texts
 from gateway.openai.tools.call_grammar import json_of
 from shared.sampling import StructuredOutput
 from shared.tokenizer import Tokenizer
+from tests.unit.chat_models import END, text_bundle
 from tests.unit.grammar_worlds import InProcessCompiler, form
 
 TOKENIZER = Tokenizer(fake_text_bundle())
@@ -347,3 +350,72 @@ def test_what_is_no_schema_is_left_to_the_library(text):
     with pytest.raises(Refusal) as refusal:
         COMPILER.compile(form("json_schema", text, is_strict=True))
     assert refusal.value.param == "response_format"
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        ({"enum": [1, 2**53 + 1]}, "9007199254740993"),
+        ({"const": {"id": -(2**60)}}, "beyond"),
+        ({"const": "a\0b"}, "control character"),
+        ({"enum": [["\x7f"]]}, "control character"),
+    ],
+)
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_value_that_would_come_out_as_another_one_is_refused(value, word, is_strict):
+    schema = {"type": "object", "properties": {"a": value}}
+    with pytest.raises(Refusal, match=word):
+        COMPILER.compile(form("json_schema", schema, is_strict=is_strict))
+
+
+def test_bounds_beyond_what_can_be_counted_are_refused_where_strict():
+    schema = {"type": "integer", "maximum": 2**53 + 1}
+    COMPILER.compile(form("json_schema", schema))
+    with pytest.raises(Refusal, match="beyond"):
+        COMPILER.compile(form("json_schema", schema, is_strict=True))
+
+
+SPECIAL = ("<|im_end|>", "<|x|>")
+
+
+def says_special(structured_output: StructuredOutput) -> bool:
+    try:
+        refuse_special_texts(structured_output, schemas_of(structured_output), SPECIAL)
+    except Refusal as refusal:
+        return "special token" in refusal.message
+    return False
+
+
+@pytest.mark.parametrize(
+    "structured_output",
+    [
+        form("json_schema", {"enum": ["say <|im_end|> now"]}),
+        form("json_schema", {"properties": {"<|x|>": {}}}),
+        form("json_schema", {"items": {"anyOf": [{"type": "string", "pattern": "^<\\|im_end\\|>$"}]}}),
+        form("json_schema", {"$defs": {"a": {"const": {"b": "<|x|>"}}}, "$ref": "#/$defs/a"}),
+        form("choice", json.dumps(["a", "b<|x|>"])),
+        form("regex", r"a<\|x\|>"),
+        form("grammar", 'start: "a <|x|>"'),
+        form("schemas", "start: answer\nanswer: " + json_of({"const": "<|x|>"}, is_strict=True)),
+    ],
+)
+def test_a_form_that_wants_the_text_of_a_special_token_is_refused(structured_output):
+    assert says_special(structured_output)
+
+
+@pytest.mark.parametrize(
+    "structured_output",
+    [
+        form("json_schema", {"type": "string", "description": "never <|im_end|>"}),
+        form("json_schema", {"enum": ["<|im_", "end|>"]}),
+        form("grammar", 'start: "a" <|x|>'),
+        form("regex", "[<|x>]"),
+    ],
+)
+def test_a_form_that_only_mentions_a_special_token_is_not(structured_output):
+    assert not says_special(structured_output)
+
+
+def test_the_special_tokens_are_those_of_the_model():
+    bundle = text_bundle(special=["<|x|>"], added=["<tool_call>"])
+    assert set(special_texts(bundle.tokenizer_json)) == {"<|x|>", END}

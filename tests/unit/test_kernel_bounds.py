@@ -15,7 +15,7 @@ from kernels.dispatch import BackEndUnavailable
 FEWEST_CALLS = {"attention": 200, "linear": 500, "sampling": 400, "decoder": 20}
 
 
-@pytest.mark.parametrize("checks", ["address,undefined", "thread"])
+@pytest.mark.parametrize("checks", ["address,undefined", pytest.param("thread", marks=pytest.mark.soak)])
 def test_the_sanitizers_find_nothing(tmp_path: Path, checks: str) -> None:
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if not compiler:

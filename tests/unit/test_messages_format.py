@@ -244,5 +244,14 @@ def test_errors_have_the_type_of_their_status(error, status, kind):
 
 
 def test_the_dialect_goes_by_the_path():
-    assert all(map(speaks_anthropic, ["/v1/messages", "/v1/messages/", "/v1/messages/batches"]))
-    assert not any(map(speaks_anthropic, ["/v1/messagesx", "/v1/models", "/", "/v1/chat/completions"]))
+    for path in ("/v1/messages", "/v1/messages/", "/v1/messages/batches"):
+        assert speaks_anthropic(path, {})
+    for path in ("/v1/messagesx", "/v1/models", "/v1/models/m", "/", "/v1/chat/completions"):
+        assert not speaks_anthropic(path, {})
+
+
+def test_models_are_told_in_this_shape_to_its_own_clients():
+    version = {"anthropic-version": "2023-06-01"}
+    assert speaks_anthropic("/v1/models", version)
+    assert speaks_anthropic("/v1/models/org/m", version)
+    assert not speaks_anthropic("/v1/chat/completions", version)

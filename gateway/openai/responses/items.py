@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from gateway.openai.chat_message import Arguments
 from gateway.openai.responses.identity import ItemPrefix
 from gateway.openai.strict_body import Body, Label
 
@@ -106,7 +107,7 @@ class FunctionCallItem(Body):
     type: Literal["function_call"]
     call_id: Label
     name: Label
-    arguments: str
+    arguments: Arguments
     id: Label | None = None
     status: ItemStatus | None = None
     caller: None = None

@@ -7,10 +7,12 @@ of the vocabulary stands in it by its number, since the library takes such token
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gateway.errors import invalid_request
 from gateway.openai.conversation import Tool
 from gateway.openai.reasoning import ReasoningMarkers
 from shared.sampling import StructuredOutput
@@ -19,6 +21,7 @@ from shared.tokenizer import Tokenizer
 MAX_CALLS = 16  # of one turn that must call: a model that finds no end has to be told where it is
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+_KEYWORD = re.compile(r"[\w-]+")  # as the parser reads them
 _WHITESPACE = r"[ \t\r\n]{0,64}"  # between the parts of JSON; without a bound a small model may not stop
 
 
@@ -216,6 +219,14 @@ def _keyword_call(number: int, tool: Tool) -> list[str]:
     """Rules for `call_{number}`: the arguments as keywords, in the order of the schema, with JSON values."""
     schema: Mapping[str, Any] = tool.parameters or _NO_PARAMETERS
     properties = schema.get("properties", {})
+    for name in properties:
+        if not _KEYWORD.fullmatch(name):
+            raise invalid_request(
+                f"This model writes arguments as keywords of Python, and {name[:64]!r}, of the tool "
+                f"{tool.name!r}, cannot be one.",
+                "tools",
+                "invalid_value",
+            )
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     required = set(schema.get("required", ()))
     # `first_N_i`: arguments from the i-th on, none of which stands yet; `more_N_i`: behind another one.
