@@ -55,9 +55,7 @@ def _check_arguments(arguments: str) -> str:
     except json.JSONDecodeError as error:
         raise ValueError(f"the text is not valid JSON: {error}") from error
     except (ValueError, RecursionError) as error:  # whose words are about the interpreter
-        raise ValueError(
-            "the text is nested too deeply, or has too long a number"
-        ) from error
+        raise ValueError("the text is nested too deeply, or has too long a number") from error
     if not is_object:
         raise ValueError("the text must be a JSON object")
     return arguments
