@@ -28,6 +28,19 @@ def conformance(
             envvar="ANTHROPIC_API_KEY", show_default=False, help="For /v1/messages; default: --key."
         ),
     ] = None,
+    origin: Annotated[
+        str | None,
+        typer.Option(help="Of a web page that may call the server (CORS); default: http://localhost:3000."),
+    ] = None,
+    node_modules: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            envvar="HEADRACE_NODE_MODULES",
+            show_default=False,
+            help="With the npm packages openai and zod; default: the nearest from here upwards.",
+        ),
+    ] = None,
     group: Annotated[list[str] | None, typer.Option(help="Only these groups; may be repeated.")] = None,
     row: Annotated[list[str] | None, typer.Option(help="Only these rows; may be repeated.")] = None,
     json_file: Annotated[
@@ -42,7 +55,7 @@ def conformance(
     import asyncio  # local: see compose/cli.py
 
     from loadtest.conformance.report import closing_line, document_of, line_of
-    from loadtest.conformance.server import open_server
+    from loadtest.conformance.server import DEFAULT_ORIGIN, open_server
     from loadtest.conformance.suite import Outcome, Result, run_rows, select_rows
     from shared.errors import UserError
 
@@ -58,7 +71,13 @@ def conformance(
     async def run() -> list[Result]:
         results = []
         async with open_server(
-            url, key=key, model=model, embedding_model=embedding_model, anthropic_key=anthropic_key
+            url,
+            key=key,
+            model=model,
+            embedding_model=embedding_model,
+            anthropic_key=anthropic_key,
+            origin=origin or DEFAULT_ORIGIN,
+            node_modules=node_modules,
         ) as server:
             typer.echo(f"{server.target.url}, model {server.model}, {len(rows)} rows\n")
             async for result in run_rows(server, rows, timeout_s=timeout, concurrency=concurrency):

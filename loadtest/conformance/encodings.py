@@ -28,7 +28,8 @@ def stored_brotli(data: bytes) -> bytes:
 
 def stored_zstd(data: bytes) -> bytes:
     """One frame of a single raw block (RFC 8878, section 3.1)."""
-    return _zstd_frame(len(data)) + _zstd_block(data, kind=0, size=len(data), is_last=True)
+    single_segment = b"\xa0"  # descriptor: the window is the content, whose size has 4 bytes
+    return _zstd_frame(single_segment, len(data)) + _zstd_block(data, kind=0, size=len(data), is_last=True)
 
 
 def zstd_bomb(begin: bytes) -> bytes:
@@ -39,7 +40,8 @@ def zstd_bomb(begin: bytes) -> bytes:
         _zstd_block(b" ", kind=1, size=ZSTD_BLOCK_BYTES, is_last=number == num_blocks - 1)
         for number in range(num_blocks)
     ]
-    return _zstd_frame(len(begin) + num_blocks * ZSTD_BLOCK_BYTES) + b"".join(blocks)
+    window_of_8_mib = b"\x80\x68"  # the largest that HTTP allows (RFC 9659)
+    return _zstd_frame(window_of_8_mib, len(begin) + num_blocks * ZSTD_BLOCK_BYTES) + b"".join(blocks)
 
 
 @functools.lru_cache(maxsize=4)
@@ -48,9 +50,9 @@ def gzip_bomb(begin: bytes) -> bytes:
     return gzip.compress(begin.ljust(BOMB_BYTES), compresslevel=6)
 
 
-def _zstd_frame(num_bytes: int) -> bytes:
-    """Magic number, descriptor (a size of 4 bytes, a single segment), size."""
-    return _ZSTD_MAGIC + b"\xa0" + num_bytes.to_bytes(4, "little")
+def _zstd_frame(descriptors: bytes, num_bytes: int) -> bytes:
+    """The head of a frame. `descriptors`: its own, and the window's, if it has one."""
+    return _ZSTD_MAGIC + descriptors + num_bytes.to_bytes(4, "little")
 
 
 def _zstd_block(content: bytes, *, kind: int, size: int, is_last: bool) -> bytes:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from shared.errors import UserError
 
 QUESTION = "Count from one to one hundred in words, without stopping."
 ANTHROPIC_VERSION = "2023-06-01"
+DEFAULT_ORIGIN = "http://localhost:3000"
 REACH_TIMEOUT_S = 10.0
 
 
@@ -35,6 +37,8 @@ class Target:
     embedding_model: str | None = None  # None: none that is known
     anthropic_key: str | None = None  # for /v1/messages; None: `key`
     max_model_len: int | None = None
+    origin: str = DEFAULT_ORIGIN  # of a web page that is to be let in (CORS)
+    node_modules: Path | None = None  # with OpenAI's JavaScript client; None: wherever it is found
 
 
 class Server:
@@ -205,6 +209,8 @@ async def open_server(
     model: str | None,
     embedding_model: str | None = None,
     anthropic_key: str | None = None,
+    origin: str = DEFAULT_ORIGIN,
+    node_modules: Path | None = None,
 ) -> AsyncIterator[Server]:
     """The server behind a URL (with or without /v1), whose first model is tested unless one is named.
 
@@ -228,7 +234,10 @@ async def open_server(
             embedding_model = pooling[0] if pooling else None
         lengths = [entry.get("max_model_len") for entry in listed if entry["id"] == model]
         length = lengths[0] if lengths and isinstance(lengths[0], int) else None
-        yield Server(Target(url, key, model, embedding_model, anthropic_key, length), session)
+        target = Target(
+            url, key, model, embedding_model, anthropic_key, length, origin=origin, node_modules=node_modules
+        )
+        yield Server(target, session)
 
 
 async def _listed_models(server: Server) -> list[dict[str, Any]]:

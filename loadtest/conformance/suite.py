@@ -11,27 +11,39 @@ from enum import StrEnum
 from loadtest.conformance.check import CheckFailed, NotApplicable
 from loadtest.conformance.row import Row, rows_of
 from loadtest.conformance.rows import (
+    anthropic_client,
     back_pressure,
     bodies,
     chat,
     completions,
     connections,
+    cross_origin,
     embeddings,
     errors,
     headers,
     messages,
+    messages_tools,
     models,
+    openai_client,
+    openai_js_client,
+    openapi,
+    rendering,
     responses,
+    responses_tools,
+    sampling,
+    scores,
     streams,
     structured_output,
+    tokens,
     tools,
 )
 from loadtest.conformance.server import Server
 from shared.errors import UserError
 
 GROUPS = (
-    models, chat, streams, completions, structured_output, tools, responses, messages, embeddings,
-    errors, headers, bodies, connections, back_pressure,
+    models, chat, streams, completions, sampling, structured_output, tools, responses, responses_tools,
+    messages, messages_tools, embeddings, scores, tokens, rendering, errors, headers, bodies, connections,
+    back_pressure, cross_origin, openapi, openai_client, openai_js_client, anthropic_client,
 )  # fmt: skip
 
 

@@ -14,13 +14,17 @@ PAUSE_S = 0.5
 NUM_STREAMS = 8
 
 
-async def read_slowly(server: Server, body: bytes, pause_s: float) -> str:
+async def read_slowly(
+    server: Server, body: bytes, pause_s: float, has_begun: asyncio.Event | None = None
+) -> str:
     """The text of a stream of which nothing is read for a while after its head."""
     path = "/v1/chat/completions"
     async with server.connection(receive_buffer_bytes=4096) as connection:
         await connection.send(server.raw_request("POST", path, body))
         status, headers = await connection.read_head()
         check_equal(status, 200, "status")
+        if has_begun is not None:
+            has_begun.set()
         await asyncio.sleep(pause_s)
         answer = await connection.read_body(headers)
     check_equal(answer[-14:], b"data: [DONE]\n\n", "the end of the stream")
@@ -42,11 +46,15 @@ async def a_slow_reader_gets_all(server: Server) -> None:
 async def a_slow_reader_delays_nobody(server: Server) -> None:
     """While one client reads nothing, another one is answered before it goes on."""
     body = json.dumps(server.chat_body(stream=True, max_tokens=300)).encode()
-    slow = asyncio.create_task(read_slowly(server, body, 10 * PAUSE_S))
+    has_begun = asyncio.Event()
+    slow = asyncio.create_task(read_slowly(server, body, 10 * PAUSE_S, has_begun))
+    begun = asyncio.create_task(has_begun.wait())
     try:
+        await asyncio.wait({slow, begun}, return_when=asyncio.FIRST_COMPLETED)
         (await server.chat(max_tokens=4)).ok()
         check_equal(slow.done(), False, "that the slow one has ended first")
     finally:
+        begun.cancel()
         slow.cancel()
 
 

@@ -127,10 +127,17 @@ async def text_parts_are_a_text(server: Server) -> None:
 
 @row
 async def images_are_seen_or_refused(server: Server) -> None:
-    """A model that sees no images refuses them, and names where they are."""
-    content = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
-    answer = await server.chat(messages=[{"role": "user", "content": content}])
-    if answer.status != 200:
+    """Who sees no images refuses them, and names where they are; another one's prompt grows by them."""
+    text = {"type": "text", "text": "What is it?"}
+    content = [text, {"type": "image_url", "image_url": {"url": PIXEL}}]
+    answer = await server.chat(messages=[{"role": "user", "content": content}], max_tokens=1)
+    if answer.status == 200:
+        alone = (await server.chat(messages=[{"role": "user", "content": [text]}], max_tokens=1)).ok()
+        lengths = [each.json["usage"]["prompt_tokens"] for each in (alone, answer)]
+        check(
+            lengths[0] < lengths[1], f"prompts of {lengths[0]} and {lengths[1]} tokens: the image is dropped"
+        )
+    else:
         answer.refused(400, param="messages")
 
 
@@ -189,3 +196,33 @@ async def system_fingerprint_is_a_text(server: Server) -> None:
     if fingerprint is None:
         raise NotApplicable("answers have no system_fingerprint")
     check(isinstance(fingerprint, str), f"it is {fingerprint!r}")
+
+
+@row
+async def thoughts_are_told_apart(server: Server) -> None:
+    """What a model marks as its thoughts is reasoning_content, whole and streamed, and no part of content."""
+    fields = {"messages": [{"role": "user", "content": "What is 17 times 3?"}], "max_tokens": 256}
+    message = (await server.chat(**fields)).ok().json["choices"][0]["message"]
+    thoughts = message.get("reasoning_content")
+    check("<think>" not in (message["content"] or ""), "thoughts are in the content")
+    if not thoughts:
+        raise NotApplicable("the model does not think")
+    chunks = (await server.chat_stream(**fields)).ok().choice_chunks[0]
+    streamed = "".join(chunk["delta"].get("reasoning_content") or "" for chunk in chunks)
+    check_equal(streamed, thoughts, "the streamed thoughts")
+
+
+@row
+async def an_effort_to_reason_is_taken(server: Server) -> None:
+    """reasoning_effort is accepted, and one that does not exist is a 400 of it."""
+    (await server.chat(reasoning_effort="low", max_tokens=4)).ok("reasoning_effort")
+    (await server.chat(reasoning_effort="titanic")).refused(400, param="reasoning_effort")
+
+
+@row
+async def a_priority_is_for_those_who_may(server: Server) -> None:
+    """vLLM's priority: 0 is for all; another one is taken, or refused by its name."""
+    (await server.chat(priority=0, max_tokens=1)).ok("priority")
+    answer = await server.chat(priority=1, max_tokens=1)
+    if answer.status != 200:
+        answer.refused(403 if answer.status == 403 else 400, param="priority")

@@ -17,6 +17,15 @@ async def check_named(server: Server, param: str, **fields: Any) -> None:
     (await server.chat(**fields)).refused(400, param=param)
 
 
+async def check_not_dropped(server: Server, param: str, **fields: Any) -> None:
+    answer = await server.chat(max_tokens=1, **fields)
+    if answer.status == 200:
+        told = answer.headers.get("x-headrace-ignored", "")
+        check(param in told.split(", "), f"it is silently ignored: x-headrace-ignored is {told!r}")
+    else:
+        answer.refused(400, param=param)
+
+
 @row
 async def what_is_not_json_is_refused(server: Server) -> None:
     """Bodies that are no JSON are 400."""
@@ -68,14 +77,25 @@ async def half_a_surrogate_pair_is_named(server: Server) -> None:
 
 
 @row
+async def odd_text_is_no_fault_of_the_servers(server: Server) -> None:
+    """NUL, a byte order mark, and characters that are none are text, or a 400 of the field they are in."""
+    for text in ("a\x00b", "\ufeffa", "a\uffff\ufdd0b", "\U0010ffff", ""):
+        answer = await server.chat(messages=[{"role": "user", "content": text}], max_tokens=1)
+        if answer.status != 200:
+            answer.refused(400, param="messages")
+
+
+@row
 async def an_unknown_field_is_not_dropped(server: Server) -> None:
     """A field that does not exist is refused by name, or told as ignored in x-headrace-ignored."""
-    answer = await server.chat(frobnicate=1, max_tokens=1)
-    if answer.status == 200:
-        told = answer.headers.get("x-headrace-ignored", "")
-        check("frobnicate" in told, "it is silently ignored")
-    else:
-        answer.refused(400, param="frobnicate")
+    await check_not_dropped(server, "frobnicate", frobnicate=1)
+
+
+@row
+async def an_unknown_field_inside_is_not_dropped(server: Server) -> None:
+    """A field of a message that does not exist is refused by name, or told as ignored."""
+    messages = [{"role": "user", "content": "hi", "frobnicate": 1}]
+    await check_not_dropped(server, "messages[0].frobnicate", messages=messages)
 
 
 @row
@@ -123,17 +143,33 @@ async def a_key_is_never_repeated(server: Server) -> None:
 
 @row
 async def an_unknown_route_is_not_found(server: Server) -> None:
-    """A path that does not exist is 404 in OpenAI's shape."""
-    for path in ("/v1/no-such-route", "/nothing"):
-        (await server.get(path)).refused(404)
+    """A path that does not exist is 404 in OpenAI's shape, whatever the method."""
+    for method, path in (("GET", "/v1/no-such-route"), ("GET", "/nothing"), ("POST", "/v1/chat/nothing"),
+                         ("DELETE", "/v1/no-such-route")):  # fmt: skip
+        (await server.send(method, path)).refused(404)
 
 
 @row
 async def a_wrong_method_is_not_allowed(server: Server) -> None:
-    """GET where POST is meant is 405, with Allow."""
-    answer = await server.get(CHAT)
-    answer.refused(405)
-    check("POST" in answer.headers.get("allow", ""), f"Allow is {answer.headers.get('allow')!r}")
+    """A method that a path does not have is 405 in OpenAI's shape, and Allow has the right one."""
+    for method, path, allowed in (
+        ("GET", CHAT, "POST"),
+        ("DELETE", CHAT, "POST"),
+        ("POST", "/v1/models", "GET"),
+    ):
+        answer = await server.send(method, path)
+        answer.refused(405)
+        check(allowed in answer.headers.get("allow", ""), f"Allow is {answer.headers.get('allow')!r}")
+
+
+@row
+async def a_query_changes_nothing(server: Server) -> None:
+    """Some clients add a query such as ?beta=true to every path."""
+    for answer in (
+        await server.get("/v1/models?beta=true"),
+        await server.post(f"{CHAT}?beta=true", server.chat_body(max_tokens=1)),
+    ):
+        check_equal(answer.status, 200, "status")
 
 
 @row

@@ -8,12 +8,20 @@ from typing import Any
 from loadtest.conformance.answer import DONE, Answer
 from loadtest.conformance.check import NotApplicable, check, check_equal, check_in
 from loadtest.conformance.row import row
-from loadtest.conformance.rows.tools import CITIES, TOOLS
-from loadtest.conformance.server import Server
+from loadtest.conformance.rows.chat import PIXEL
+from loadtest.conformance.rows.streams import LIKE_FRAMING, LIKE_THE_END, MANY_SCRIPTS, form_of
+from loadtest.conformance.server import ANTHROPIC_VERSION, QUESTION, Server
 
 
 def text_of(message: dict[str, Any]) -> str:
     return "".join(block["text"] for block in message["content"] if block["type"] == "text")
+
+
+def length_of(message: dict[str, Any]) -> int:
+    """Of its prompt: Anthropic tells what was read from a cache, or written to one, apart."""
+    usage = message["usage"]
+    apart = ("cache_read_input_tokens", "cache_creation_input_tokens")
+    return int(usage["input_tokens"] + sum(usage.get(name) or 0 for name in apart))
 
 
 def check_refused(answer: Answer, status: int, kind: str) -> None:
@@ -21,11 +29,6 @@ def check_refused(answer: Answer, status: int, kind: str) -> None:
     document = answer.json
     check_equal((document["type"], document["error"]["type"]), ("error", kind), "type and error.type")
     check(isinstance(document["error"]["message"], str), "an error without a message")
-
-
-def tools_of_anthropic() -> list[dict[str, Any]]:
-    functions = [tool["function"] for tool in TOOLS]
-    return [{"name": each["name"], "input_schema": each["parameters"]} for each in functions]
 
 
 async def there(server: Server) -> dict[str, Any]:
@@ -121,9 +124,7 @@ async def tokens_can_be_counted(server: Server) -> None:
         del body[name]
     answer = await server.post("/v1/messages/count_tokens", body, headers=server.anthropic_headers, key=None)
     count = answer.ok().json["input_tokens"]
-    usage = (await there(server))["usage"]
-    cached = (usage.get("cache_read_input_tokens") or 0) + (usage.get("cache_creation_input_tokens") or 0)
-    check_equal(count, usage["input_tokens"] + cached, "input_tokens")
+    check_equal(count, length_of(await there(server)), "input_tokens")
 
 
 @row
@@ -145,34 +146,106 @@ async def a_wrong_key_is_refused(server: Server) -> None:
 
 
 @row
-async def a_tool_is_used(server: Server) -> None:
-    """tool_choice any gives a tool_use block whose input is an object."""
-    fields: dict[str, Any] = {
-        "tools": tools_of_anthropic(),
-        "tool_choice": {"type": "any"},
-        "max_tokens": 512,
-    }
-    message = (await server.message(**fields)).ok("tool").json
-    if message["stop_reason"] == "max_tokens":
-        raise NotApplicable("the model did not come to an end in time")
-    blocks = [block for block in message["content"] if block["type"] == "tool_use"]
-    check(blocks and blocks[0]["id"], "no tool was used")
-    check_equal(message["stop_reason"], "tool_use", "stop_reason")
-    check_in(blocks[0]["input"]["city"], CITIES[blocks[0]["name"]], "city")
+async def a_bearer_token_is_a_key(server: Server) -> None:
+    """Clients that are told of a token rather than a key send it as `Authorization: Bearer`."""
+    await server.needs_keys()
+    await there(server)
+    headers = {"anthropic-version": ANTHROPIC_VERSION}
+    (await server.post("/v1/messages", server.message_body(max_tokens=1), headers=headers)).ok()
 
 
 @row
-async def streamed_input_adds_up(server: Server) -> None:
-    """input_json_delta pieces are a JSON object."""
-    fields: dict[str, Any] = {
-        "tools": tools_of_anthropic(),
-        "tool_choice": {"type": "any"},
-        "max_tokens": 512,
-    }
-    documents = (await server.message_stream(**fields)).ok("tool").documents
-    first = next((d["index"] for d in documents if d["type"] == "content_block_start"
-                  and d["content_block"]["type"] == "tool_use"), None)  # fmt: skip
-    check(first is not None, "no tool was used")
-    pieces = [d["delta"]["partial_json"] for d in documents
-              if d["type"] == "content_block_delta" and d["index"] == first]  # fmt: skip
-    check_equal(set(json.loads("".join(pieces))), {"city"}, "the set of fields")
+async def every_answer_has_a_request_id(server: Server) -> None:
+    """The header request-id is on answers, streams and errors, and never the same."""
+    answers = [
+        (await server.message(max_tokens=1)).ok(),
+        (await server.message_stream(max_tokens=1)).answer,
+        await server.message(temperature="hot"),
+    ]
+    ids = {answer.headers.get("request-id") for answer in answers} - {None}
+    check_equal(len(ids), len(answers), "the number of different ids")
+
+
+@row
+async def text_blocks_are_a_text(server: Server) -> None:
+    """Content in a text block means what the string means."""
+    blocks = [{"type": "text", "text": QUESTION}]
+    parted = (await server.message(messages=[{"role": "user", "content": blocks}])).ok().json
+    check_equal(text_of(parted), text_of(await there(server)), "the text")
+
+
+@row
+async def images_are_seen_or_refused(server: Server) -> None:
+    """Who sees no images refuses them, and names where they are; another one's prompt grows by them."""
+    await there(server)
+    source = {"type": "base64", "media_type": "image/png", "data": PIXEL.partition(",")[2]}
+    text = {"type": "text", "text": "What is it?"}
+    content = [{"type": "image", "source": source}, text]
+    answer = await server.message(messages=[{"role": "user", "content": content}], max_tokens=1)
+    if answer.status == 200:
+        alone = (await server.message(messages=[{"role": "user", "content": [text]}], max_tokens=1)).ok()
+        lengths = [length_of(each.json) for each in (alone, answer)]
+        check(
+            lengths[0] < lengths[1], f"prompts of {lengths[0]} and {lengths[1]} tokens: the image is dropped"
+        )
+    else:
+        check_refused(answer, 400, "invalid_request_error")
+        check("messages" in answer.says, f"it only says {answer.says!r}")
+
+
+@row
+async def an_answer_may_be_begun(server: Server) -> None:
+    """A last message of the assistant is continued rather than answered."""
+    turns = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two,"}]
+    begun = (await server.message(messages=turns, max_tokens=4)).ok("messages").json
+    closed = (
+        (await server.message(messages=[*turns, {"role": "user", "content": "."}], max_tokens=4)).ok().json
+    )
+    lengths = [length_of(message) for message in (begun, closed)]
+    check(lengths[0] < lengths[1], f"prompts of {lengths[0]} and {lengths[1]} tokens")
+
+
+@row
+async def hostile_text_arrives(server: Server) -> None:
+    """Text that looks like the framing of a stream, or has characters of several bytes, comes whole."""
+    for text in (LIKE_THE_END, LIKE_FRAMING, MANY_SCRIPTS):
+        schema = form_of(text)["json_schema"]["schema"]
+        fields = {"output_config": {"format": {"type": "json_schema", "schema": schema}}, "max_tokens": 512}
+        documents = (await server.message_stream(**fields)).ok("output_config").documents
+        last = next(d for d in documents if d["type"] == "message_delta")
+        if last["delta"]["stop_reason"] == "max_tokens":
+            raise NotApplicable("the model did not come to an end within 512 tokens")
+        deltas = [d["delta"]["text"] for d in documents if d["type"] == "content_block_delta"]
+        check(not any("\ufffd" in delta for delta in deltas), "a character was split")
+        check_equal(json.loads("".join(deltas))["text"], text, "the text")
+
+
+@row
+async def ids_differ(server: Server) -> None:
+    """No two messages have the same id."""
+    ids = [(await server.message(max_tokens=1)).ok().json["id"] for _ in range(2)]
+    check(ids[0] != ids[1], f"both messages are {ids[0]}")
+
+
+@row
+async def clients_fields_are_taken(server: Server) -> None:
+    """metadata, service_tier, top_k, top_p and cache_control are accepted."""
+    fields: dict[str, Any] = {"metadata": {"user_id": "u"}, "service_tier": "auto", "top_k": 5, "top_p": 0.9}
+    block = {"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral"}}
+    (await server.message(messages=[{"role": "user", "content": [block]}], **fields)).ok()
+
+
+@row
+async def models_are_listed_for_its_clients(server: Server) -> None:
+    """Who sends anthropic-version gets the list of models in Anthropic's shape."""
+    answer = await server.get("/v1/models", headers=server.anthropic_headers, key=None)
+    page = answer.ok().json
+    if page.get("object") == "list":
+        raise NotApplicable("models are listed in OpenAI's shape only")
+    check_in(server.model, [entry["id"] for entry in page["data"]], "the model")
+    for entry in page["data"]:
+        check_equal(entry["type"], "model", "type of an entry")
+        check(isinstance(entry["display_name"], str), f"display_name is {entry['display_name']!r}")
+    found = (page["has_more"], page["first_id"], page["last_id"])
+    check_equal(found[1:], (page["data"][0]["id"], page["data"][-1]["id"]), "first_id and last_id")
+    check(isinstance(found[0], bool), f"has_more is {found[0]!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import quote
 
 from loadtest.conformance.check import check, check_equal, check_in
@@ -27,24 +28,32 @@ async def list_names_the_model(server: Server) -> None:
     check_in(server.model, [entry["id"] for entry in document["data"]], "the model")
 
 
+async def found(server: Server, path: str) -> dict[str, Any]:
+    document: dict[str, Any] = (await server.get(f"/v1/models/{path}")).ok().json
+    return document
+
+
 @row
 async def model_is_found_by_name(server: Server) -> None:
     """A model can be asked for by its id, slashes as they are."""
-    document = (await server.get(f"/v1/models/{quote(server.model)}")).ok().json
+    document = await found(server, quote(server.model))
     check_equal((document["object"], document["id"]), ("model", server.model), "object and id")
 
 
 @row
 async def model_is_found_by_an_encoded_name(server: Server) -> None:
     """Clients may percent-encode an id, slashes included."""
+    await found(server, quote(server.model))  # the route is there
     encoded = "".join(f"%{byte:02X}" for byte in server.model.encode())
-    document = (await server.get(f"/v1/models/{encoded}")).ok().json
-    check_equal(document["id"], server.model, "id")
+    answer = await server.get(f"/v1/models/{encoded}")
+    check_equal(answer.status, 200, "status")
+    check_equal(answer.json["id"], server.model, "id")
 
 
 @row
 async def unknown_ids_with_slashes_are_not_found(server: Server) -> None:
     """A name that there is not is a 404 of the model's, with slashes plain or encoded."""
+    await found(server, quote(server.model))  # the route is there
     for path in ("no/such", "no%2Fsuch"):
         (await server.get(f"/v1/models/{path}")).refused(404, code="model_not_found")
 
