@@ -109,6 +109,8 @@ async def _run_row(server: Server, row: Row, timeout_s: float) -> Result:
         outcome, why = Outcome.FAILED, str(reason)
     except TimeoutError:
         outcome, why = Outcome.FAILED, f"it was not over within {timeout_s:g} s"
+    except KeyError as error:
+        outcome, why = Outcome.FAILED, f"the answer lacks {error}"
     except Exception as error:  # an answer of a shape that the row did not expect, or a broken connection
         outcome, why = Outcome.FAILED, f"{type(error).__name__}: {error}"
     else:

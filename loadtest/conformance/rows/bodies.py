@@ -56,7 +56,10 @@ async def an_unknown_encoding_is_refused(server: Server) -> None:
 async def a_garbled_body_is_refused(server: Server) -> None:
     """What is not what it says it is encoded in, or ends early, is 400."""
     for data in (server.raw_chat(), gzip.compress(server.raw_chat())[:-20]):
-        (await send_encoded(server, "gzip", data)).refused(400)
+        answer = await send_encoded(server, "gzip", data)
+        if answer.status == 415:
+            raise NotApplicable(f"the server takes no gzip: {answer.says}")
+        answer.refused(400)
 
 
 @row

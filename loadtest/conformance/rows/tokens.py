@@ -16,7 +16,11 @@ async def tokenize(server: Server, **fields: Any) -> Answer:
 
 
 async def tokens_of(server: Server, **fields: Any) -> list[int]:
-    tokens: list[int] = (await tokenize(server, **fields)).ok().json["tokens"]
+    """Raises NotApplicable where the route is another one of that name."""
+    document = (await tokenize(server, **fields)).ok().json
+    if "count" not in document:
+        raise NotApplicable("/tokenize does not answer as vLLM's")
+    tokens: list[int] = document["tokens"]
     return tokens
 
 
@@ -28,8 +32,8 @@ async def text_of(server: Server, tokens: list[int]) -> str:
 @row
 async def answer_has_the_shape(server: Server) -> None:
     """tokens are integers, count is their number, max_model_len the length of a context."""
+    tokens = await tokens_of(server, prompt="Once upon a time")
     document = (await tokenize(server, prompt="Once upon a time")).ok().json
-    tokens = document["tokens"]
     check(tokens and all(type(token) is int and token >= 0 for token in tokens), f"tokens are {tokens}")
     check_equal(document["count"], len(tokens), "count")
     check(document["max_model_len"] > 0, f"max_model_len is {document['max_model_len']!r}")
@@ -76,6 +80,7 @@ async def tokens_become_the_text_that_they_were(server: Server) -> None:
 @row
 async def spellings_come_only_if_asked_for(server: Server) -> None:
     """return_token_strs gives each token's spelling; without it there is none."""
+    await tokens_of(server, prompt="x")  # the route is there
     plain = (await tokenize(server, prompt="Once upon a time")).ok().json
     check_equal(plain.get("token_strs"), None, "token_strs")
     asked = (await tokenize(server, prompt="Once upon a time", return_token_strs=True)).ok("token_strs").json
@@ -85,7 +90,8 @@ async def spellings_come_only_if_asked_for(server: Server) -> None:
 @row
 async def a_token_that_is_none_is_refused(server: Server) -> None:
     """Ids beyond the vocabulary are a 400, as are negative ones."""
-    await text_of(server, [40, 41])  # the route is there
+    await tokens_of(server, prompt="x")  # the routes are there
+    await text_of(server, [40, 41])
     for token in (2**31 - 1, -1):
         answer = await server.post("/detokenize", {"model": server.model, "tokens": [40, token]})
         answer.refused(400)
