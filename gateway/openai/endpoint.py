@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Generic, cast
@@ -14,7 +15,7 @@ from opentelemetry import trace
 
 from gateway import long_work
 from gateway.balancer import Choice
-from gateway.errors import ApiError, unavailable
+from gateway.errors import ApiError, internal_error, unavailable
 from gateway.generation import Generation, GenerationPlan
 from gateway.limits import Reservation
 from gateway.metrics import AnswerFigures
@@ -30,6 +31,8 @@ from gateway.services import Services
 from gateway.text_delta import TextDelta
 from shared.identifiers import TenantId, fresh_request_id
 from shared.telemetry import SpanAttribute, SpanName
+
+logger = logging.getLogger(__name__)
 
 LAST_WORDS_TIMEOUT_S = 1.0
 
@@ -206,6 +209,11 @@ class Answer(Generic[BodyT, WishT]):
             return await self._last_words(stream, error)
         except (ConnectionResetError, TimeoutError):
             return stream.response  # the client is gone, or reads nothing: there is nobody to tell
+        except Exception:  # a fault of ours; behind what has been sent a second answer would be garbage
+            if not stream.has_begun:
+                raise
+            logger.exception("the stream of request %s failed", self._exchange.request_id)
+            return await self._last_words(stream, internal_error())
         except asyncio.CancelledError:
             if self._services.running.are_ended and stream.has_begun:
                 await self._last_words(stream, unavailable("The server is shutting down."))

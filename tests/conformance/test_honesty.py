@@ -1,13 +1,14 @@
 """The suite's own honesty: of a server with one planted fault it fails exactly the rows that are about it.
 
-In every run each fault meets the rows that it must fail and a few others, in the long runs all but those
-of official clients.
+In every run each fault meets the rows that it must fail and one other; in the long runs fifty others, which
+are drawn anew each time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -23,9 +24,10 @@ from tests.conformance.wrong_server import Fault, wrong_server
 TIMEOUT_S = 30.0
 TIMEOUT_OF_WHAT_HANGS_S = 1.5
 NUM_SERVERS = 4  # at a time
-NUM_OTHERS = 1
+NUM_OTHERS, NUM_OTHERS_OF_LONG_RUNS = 1, 50
 NOTHING_WRONG = Planted("nothing is wrong", Fault, frozenset())  # the relay by itself
 
+OF_A_CLIENT = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # at what is wrong
 SHOWN_BY_NONE: dict[str, str] = {}  # rows that no fault makes fail, and why
 
 
@@ -46,12 +48,11 @@ def is_of_a_client(row: Row) -> bool:
     return row.group.endswith("-client")
 
 
-def a_few_others(fault: Planted) -> list[Row]:
-    """The same ones in each run."""
-    if fault.hangs or fault.spoils:
-        return []
+def rows_for(fault: Planted, num_others: int, seed: str) -> list[Row]:
+    """Those that it must fail, and others of which none of it may be seen."""
+    its = [row for row in all_rows() if row.name in fault.rows]
     others = [row for row in all_rows() if row.name not in fault.rows and not is_of_a_client(row)]
-    return random.Random(fault.name).sample(others, NUM_OTHERS)
+    return its + random.Random(seed + fault.name).sample(others, 0 if fault.spoils else num_others)
 
 
 def judged(fault: Planted, results: dict[str, Result]) -> dict[str, str]:
@@ -67,13 +68,13 @@ def judged(fault: Planted, results: dict[str, Result]) -> dict[str, str]:
     return wrong
 
 
-@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # by a client, at what is wrong
+@OF_A_CLIENT
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
 async def test_a_fault_fails_its_rows(right_server: RightServer, module: ModuleType) -> None:
     turns = asyncio.Semaphore(NUM_SERVERS)
 
     async def check(fault: Planted) -> dict[str, str]:
-        rows = [row for row in all_rows() if row.name in fault.rows] + a_few_others(fault)
+        rows = rows_for(fault, 0 if fault.hangs else NUM_OTHERS, "")  # what hangs has a short time limit
         async with turns:
             timeout_s = TIMEOUT_OF_WHAT_HANGS_S if fault.hangs else TIMEOUT_S
             return judged(fault, await run(right_server, fault, rows, timeout_s))
@@ -93,12 +94,14 @@ async def test_the_relay_by_itself_fails_no_row(right_server: RightServer, of_cl
 
 
 @pytest.mark.soak
+@OF_A_CLIENT
 @pytest.mark.parametrize(
     "fault", [fault for fault in FAULTS if not fault.spoils], ids=lambda fault: fault.name
 )
 async def test_a_fault_fails_no_other_row(right_server: RightServer, fault: Planted) -> None:
-    rows = [row for row in all_rows() if row.name in fault.rows or not is_of_a_client(row)]
-    assert judged(fault, await run(right_server, fault, rows, TIMEOUT_S)) == {}
+    seed = secrets.token_hex(4)
+    rows = rows_for(fault, NUM_OTHERS_OF_LONG_RUNS, seed)
+    assert judged(fault, await run(right_server, fault, rows, TIMEOUT_S)) == {}, f"seed {seed}"
 
 
 def test_every_row_has_a_fault_that_it_finds() -> None:

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.http_client import send
-from tests.stack import Stack, fake_model
+from tests.integration.nonsense_engine import nonsense_engine
+from tests.stack import Stack, fake_model, wait_until
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "stream": True}
 
@@ -82,3 +83,17 @@ def test_what_fails_behind_a_comment_is_an_event_and_the_end(stack: Stack) -> No
     assert b"[DONE]" not in rest
     [error] = [json.loads(line[6:]) for line in rest.split(b"\n\n") if b'"error"' in line]
     assert error["error"]["code"] in ("upstream_error", "unavailable")
+
+
+def test_a_fault_of_ours_ends_a_stream_with_an_event_and_no_second_answer(redis_url: str) -> None:
+    with Stack(redis_url, {"models": [fake_model("mad", engines=0)]}) as stack:
+        address = f"ipc://{stack.directory}/mad.sock"
+        with nonsense_engine(address, redis_url, stack.keys, "mad"):
+            wait_until(lambda: stack.admin_status()["engines"], what="the engine linked")
+            lines = lines_of_stream(stack, model="mad", max_tokens=9)
+        log = stack.log("gateway")
+    *said, failed, nothing = lines
+    assert nothing == b""
+    assert all(line.startswith(b'data: {"id":') for line in said)
+    assert json.loads(failed.removeprefix(b"data: "))["error"]["code"] == "internal_error"
+    assert "Traceback" in log

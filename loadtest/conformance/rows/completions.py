@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from loadtest.conformance.answer import DONE
 from loadtest.conformance.check import check, check_equal
 from loadtest.conformance.row import row
@@ -133,7 +135,8 @@ async def a_prompt_is_required(server: Server) -> None:
 @row
 async def a_mixed_prompt_is_refused(server: Server) -> None:
     """Lists of texts and ids, and lists that are empty, are a 400 of prompt."""
-    for prompt in (["a", 40], [40, "a"], [[40], "a"], [], [[]], 7):
+    prompts: list[Any] = [["a", 40], [40, "a"], [[40], "a"], [], [[]], 7]
+    for prompt in prompts:
         (await server.complete(prompt=prompt)).refused(400, param="prompt")
 
 

@@ -96,7 +96,7 @@ async def bodies_are_what_it_says(server: Server) -> None:
     """The schema of a chat's body holds for one that is taken, and not for some that are refused."""
     if importlib.util.find_spec("jsonschema") is None:
         raise NotApplicable("jsonschema is not installed here")
-    import jsonschema  # optional: most servers are tested without
+    import jsonschema  # type: ignore[import-untyped]  # optional: most servers are tested without
 
     document = await document_of(server)
     schema = document["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]

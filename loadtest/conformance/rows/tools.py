@@ -230,7 +230,8 @@ async def a_tool_may_have_no_parameters(server: Server) -> None:
 async def no_tools_are_as_no_field(server: Server) -> None:
     """An empty list of tools, or null, changes nothing."""
     plain = (await server.chat()).ok().json["choices"][0]["message"]
-    for tools in ([], None):
+    nothing: tuple[list[Any] | None, ...] = ([], None)
+    for tools in nothing:
         found = (await server.chat(tools=tools)).ok().json["choices"][0]["message"]
         check_equal(found, plain, "the message")
 
