@@ -131,6 +131,17 @@ def internal_error() -> ApiError:
     return ApiError(500, "The server had an error.", kind="api_error", code="internal_error")
 
 
+def as_api_error(error: Exception) -> ApiError:
+    """What a client is told of it: of what is no answer, that the fault is ours."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, UserError):
+        return from_user_error(error)
+    if isinstance(error, web.HTTPException):
+        return from_http_exception(error)
+    return internal_error()
+
+
 def not_http(status: int, message: str, code: str) -> ApiError:
     return ApiError(status, message, kind="invalid_request_error", code=code)
 

@@ -15,15 +15,14 @@ from opentelemetry import trace
 
 from gateway.anthropic.dialect import ANTHROPIC, speaks_anthropic
 from gateway.dialect import OPENAI, Dialect
-from gateway.errors import ApiError, from_http_exception, from_user_error, internal_error
+from gateway.errors import as_api_error
+from gateway.request_account import CLIENT_LEFT, RequestAccount
 from gateway.services import Services
-from shared.errors import UserError
 from shared.telemetry import SpanAttribute, SpanName, extract
 
 logger = logging.getLogger(__name__)
 
 
-CLIENT_LEFT = 499  # in logs and metrics only, as nginx has it
 _ACCEPTABLE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 _METHODS = frozenset(("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"))
 
@@ -36,6 +35,8 @@ class Exchange:
     span: trace.Span
     dialect: Dialect = OPENAI
     arrived_at: float = field(default_factory=time.monotonic)
+    account: RequestAccount | None = None  # None: not a request for a model, or it did not come so far
+    error_code: str | None = None  # of the answer, if it is an error
 
     @property
     def headers(self) -> dict[str, str]:
@@ -77,6 +78,9 @@ def exchange_middleware(services: Services) -> Middleware:
             if status >= 500:
                 span.set_status(trace.StatusCode.ERROR)
             span.end()
+            account = exchange.account
+            if account is not None and not account.outlives_exchange:
+                services.ledger.close(account, status, exchange.error_code)
         if not response.prepared:
             response.headers.update(exchange.headers)
             if services.is_draining:
@@ -110,15 +114,11 @@ def _route_template(request: web.Request) -> str:
 
 
 def _answer(error: Exception, exchange: Exchange) -> web.Response:
-    if isinstance(error, UserError):
-        error = from_user_error(error)
-    elif isinstance(error, web.HTTPException):
-        error = from_http_exception(error)
-    elif not isinstance(error, ApiError):
+    told = as_api_error(error)
+    if told.status == 500:
         logger.error("request %s failed", exchange.request_id, exc_info=error)
         exchange.span.record_exception(error)
-        error = internal_error()
-    assert isinstance(error, ApiError), "every branch above made one"
-    if error.code is not None:
-        exchange.span.set_attribute(SpanAttribute.ERROR_TYPE, error.code)
-    return exchange.dialect.refusal(error, exchange.request_id)
+    exchange.error_code = told.code
+    if told.code is not None:
+        exchange.span.set_attribute(SpanAttribute.ERROR_TYPE, told.code)
+    return exchange.dialect.refusal(told, exchange.request_id)

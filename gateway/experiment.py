@@ -23,25 +23,34 @@ def subject_of(route: RouteConfig, *, user: str | None, session: str | None, key
             return f"request:{secrets.token_hex(8)}"
 
 
-def assign(route_name: str, split: Sequence[VariantConfig], subject: str) -> VariantConfig:
+def subject_hash(route_name: str, version: int, subject: str) -> int:
+    """Stands for a subject in figures, which know nobody by name: 64 bits, another in each experiment."""
+    return _hash(route_name, str(version), subject)
+
+
+def assign(route_name: str, version: int, split: Sequence[VariantConfig], subject: str) -> VariantConfig:
     """Weighted rendezvous hashing: the variant with the highest score, -weight / ln(u).
 
-    `u` in (0, 1) is a hash of (route, variant, subject). A variant's share is its part of the sum of weights;
-    when weights change, only the share that has to move does (Schindelhauer & Schomaker 2005).
+    `u` in (0, 1) is a hash of (route, version, variant, subject). A variant's share is its part of the sum of
+    weights; when weights change, only the share that has to move does (Schindelhauer & Schomaker 2005).
     """
     best, best_score = split[0], -1.0
     for variant in split:
         if variant.weight <= 0:
             continue
-        score = -variant.weight / math.log(_uniform(route_name, variant.variant, subject))
+        score = -variant.weight / math.log(_uniform(route_name, str(version), variant.variant, subject))
         if score > best_score:
             best, best_score = variant, score
     return best
 
 
 def _uniform(*parts: str) -> float:
+    return (_hash(*parts) + 0.5) / 2**64
+
+
+def _hash(*parts: str) -> int:
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(4, "little") + data)  # lengths: ("ab", "c") is not ("a", "bc")
-    return (int.from_bytes(digest.digest(), "little") + 0.5) / 2**64
+    return int.from_bytes(digest.digest(), "little")

@@ -93,8 +93,8 @@ class AnswerFigures:
         self._arrived_at = arrived_at
         self._updated_at: float | None = None
 
-    def updated(self, finish_reasons: Iterable[str]) -> None:
-        """Tokens have come; some choices may have ended with them."""
+    def updated(self, finish_reasons: Iterable[str]) -> float:
+        """Tokens have come, now; some choices may have ended with them."""
         now = time.monotonic()
         if self._updated_at is None:
             self._time_to_first_token.observe(now - self._arrived_at)
@@ -103,6 +103,7 @@ class AnswerFigures:
         self._updated_at = now
         for reason in finish_reasons:
             self._success.labels(*self._labels, reason).inc()
+        return now
 
     def ended(self) -> None:
         self._e2e_latency.observe(time.monotonic() - self._arrived_at)

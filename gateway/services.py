@@ -13,6 +13,7 @@ from gateway.auth import Authenticator
 from gateway.balancer import Balancer
 from gateway.breaker import RedisBreaker
 from gateway.engine_pool import EnginePool
+from gateway.ledger import Ledger
 from gateway.limits import Limiter
 from gateway.metrics import GatewayMetrics
 from gateway.openai.responses.background import BackgroundResponses
@@ -42,6 +43,7 @@ class Services:
     responses: ResponseStore
     background_responses: BackgroundResponses
     metrics: GatewayMetrics
+    ledger: Ledger
     running: RunningRequests = field(default_factory=RunningRequests)
     is_draining: bool = False
     _background: list[asyncio.Task[None]] = field(default_factory=list)
@@ -113,4 +115,5 @@ def make_services(
         responses=responses,
         background_responses=BackgroundResponses(responses),
         metrics=GatewayMetrics(lambda: pool.links, lambda: policy.current.version),
+        ledger=Ledger(),
     )

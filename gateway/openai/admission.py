@@ -16,12 +16,13 @@ from gateway.balancer import Choice
 from gateway.engine_link import EngineLink
 from gateway.errors import invalid_request, unavailable
 from gateway.exchange import Exchange, exchange_of
-from gateway.experiment import assign, subject_of
+from gateway.experiment import assign, subject_hash, subject_of
 from gateway.limits import Reservation
 from gateway.openai.body import read_json
 from gateway.openai.schema import ModelBody, check_body
 from gateway.openai.unknown_fields import check_without_unknown, header_value
 from gateway.placement import Placement
+from gateway.request_account import RequestAccount
 from gateway.services import Services
 from shared.config import RouteConfig, Runner, TenantConfig, VariantConfig
 from shared.identifiers import fresh_request_id
@@ -52,6 +53,12 @@ class Admitted(Generic[BodyT]):
     @property
     def exchange(self) -> Exchange:
         return exchange_of(self.request)
+
+    @property
+    def account(self) -> RequestAccount:
+        account = self.exchange.account
+        assert account is not None, "who is admitted has one"
+        return account
 
     async def encode(self, encode: Callable[[], ResultT]) -> ResultT:
         """What tokenises the body, in a thread if that takes long."""
@@ -152,6 +159,7 @@ class Admission(Generic[BodyT]):
         with self.span(SpanName.ROUTE, admitted.exchange) as span:
             start()
             assert placement.choice is not None, "start chooses or raises"
+            admitted.account.engine_id = placement.choice.engine_id
             span.set_attribute(SpanAttribute.ENGINE, placement.choice.engine_id)
             span.set_attribute(SpanAttribute.ROUTE_REASON, placement.choice.reason)
 
@@ -161,9 +169,24 @@ class Admission(Generic[BodyT]):
         subject = subject_of(
             route, user=body.user, session=request.headers.get(SESSION_HEADER), key_id=key.key_id
         )
-        variant = assign(route.name, route.split, subject)
+        variant = assign(route.name, route.version, route.split, subject)
         self._services.metrics.variant_requests.labels(route.name, variant.variant).inc()
-        exchange_of(request).span.set_attributes(
+        exchange = exchange_of(request)
+        exchange.account = RequestAccount(
+            request_id=exchange.request_id,
+            tenant=key.tenant,
+            key_id=key.key_id,
+            operation=self._operation,
+            route=route.name,
+            experiment_version=route.version,
+            assigned_variant=variant.variant,
+            variant=variant.variant,
+            model=variant.model,
+            subject_hash=subject_hash(route.name, route.version, subject),
+            arrived_at=exchange.arrived_at,
+            is_streamed=bool(getattr(body, "stream", False)),
+        )
+        exchange.span.set_attributes(
             {
                 SpanAttribute.OPERATION: self._operation,
                 SpanAttribute.PROVIDER: "headrace",

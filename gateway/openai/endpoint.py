@@ -77,6 +77,7 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
                 yield self._make_answer(admitted, wish, turn, generation, reservation)
             finally:  # also when cancelled: it does not wait
                 generation.close()
+                admitted.account.usage = generation.usage
 
     def _speaker(self, admitted: Admitted[BodyT]) -> Speaker:
         engine = admitted.engine
@@ -163,6 +164,8 @@ class Answer(Generic[BodyT, WishT]):
         self._identity = AnswerIdentity(
             api.id_prefix + fresh_request_id(), admitted.route.name, admitted.engine.fingerprint
         )
+        self._account = admitted.account
+        self._account.response_id = self._identity.answer_id
         self._format = api.make_format(admitted.body, self._identity)
         self._figures: AnswerFigures | None = None
 
@@ -246,6 +249,7 @@ class Answer(Generic[BodyT, WishT]):
         return self._readers[index]
 
     async def _last_words(self, stream: EventStream, error: ApiError) -> web.StreamResponse:
+        self._account.failure = (error.status, error.code)
         self._exchange.span.set_attribute(SpanAttribute.ERROR_TYPE, error.code or error.kind)
         self._exchange.span.set_status(trace.StatusCode.ERROR)
         with contextlib.suppress(ConnectionResetError, TimeoutError):
@@ -260,7 +264,10 @@ class Answer(Generic[BodyT, WishT]):
         if self._figures is None:  # from the first token on, the request stays where it is
             model, engine_id = self._admitted.variant.model, self._choice.engine_id
             self._figures = self._services.metrics.of_answer(model, engine_id, self._exchange.arrived_at)
-        self._figures.updated(delta.finish_reason for delta in deltas if delta.finish_reason is not None)
+            self._account.first_token_at = self._generation.first_update_at
+        reasons = [delta.finish_reason for delta in deltas if delta.finish_reason is not None]
+        self._account.last_token_at = self._figures.updated(reasons)
+        self._account.finish_reasons += reasons
 
     def _observe_first_event(self) -> None:
         delay_s = time.monotonic() - self._generation.first_update_at

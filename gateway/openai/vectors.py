@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -9,6 +10,7 @@ from aiohttp import web
 
 from gateway.embedding import Embedding, EmbeddingPlan
 from gateway.errors import context_length_exceeded, invalid_request
+from gateway.generation import Usage
 from gateway.openai.admission import Admission, Admitted
 from gateway.openai.embeddings_body import VectorsBody
 from gateway.priority import class_of
@@ -77,8 +79,10 @@ class Vectors(Generic[BodyT]):
             try:
                 self._admission.place(admitted, placement, embedding.start)
                 vectors = await embedding.vectors()
+                admitted.account.first_token_at = admitted.account.last_token_at = time.monotonic()
             finally:  # also when cancelled: it does not wait
                 embedding.close()
+                admitted.account.usage = Usage(plan.num_tokens, 0, 0)
             document = await write(vectors)
             assert placement.choice is not None, "who has answered was chosen"
             self._services.metrics.embedded(

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from gateway import long_work
-from gateway.errors import ApiError, from_user_error, internal_error, invalid_request
+from gateway.errors import ApiError, as_api_error, invalid_request
 from gateway.generation import Generation, GenerationPlan
 from gateway.limits import Reservation
 from gateway.openai.admission import Admitted
@@ -27,8 +27,8 @@ from gateway.openai.responses.store import RESPONSE_TOO_LONG
 from gateway.openai.responses.translation import FIELDS, chat_body_of
 from gateway.openai.schema import ChatCompletionBody
 from gateway.openai.turn import Speaker, TurnPlan
+from gateway.request_account import CLIENT_LEFT
 from gateway.services import Services
-from shared.errors import UserError
 from shared.identifiers import TenantId
 from shared.redis_schema import ResponseRecord
 
@@ -92,6 +92,9 @@ class ResponsesEndpoint(GenerationEndpoint[ResponsesBody, ChatCompletionBody]):
     ) -> None:
         """Settles `accepted` with the answer to who asked for it, or with why there is none; then goes on."""
         begun: ResponseAnswer | None = None
+        account = admitted.account
+        account.outlives_exchange = True
+        status, error_code = 200, None
         try:
             async with self._generating(admitted, wish, turn, plan) as answer:
                 assert isinstance(answer, ResponseAnswer), "_make_answer makes no other"
@@ -99,13 +102,18 @@ class ResponsesEndpoint(GenerationEndpoint[ResponsesBody, ChatCompletionBody]):
                 begun = answer
                 await answer.complete_in_background()
         except asyncio.CancelledError:  # by who has also stored that; or nobody has been told of it
+            status = CLIENT_LEFT
             accepted.cancel()
             raise
         except Exception as error:  # whatever it is, who asks for the response is told
+            told = as_api_error(error)
+            status, error_code = told.status, told.code
             if begun is not None:
                 await begun.fail_in_background(error)
             elif not accepted.done():
                 accepted.set_exception(error)
+        finally:
+            self._services.ledger.close(account, status, error_code)
 
     async def _wish(self, admitted: AdmittedResponse) -> ChatCompletionBody:
         body = admitted.body
@@ -256,16 +264,14 @@ class ResponseAnswer(Answer[ResponsesBody, ChatCompletionBody]):
 
     async def fail_in_background(self, error: Exception) -> None:
         """Stores why there is no more of it."""
-        if isinstance(error, UserError):
-            error = from_user_error(error)
-        if not isinstance(error, ApiError):
+        told = as_api_error(error)
+        if told.status == 500:
             logger.error("%s failed", self._conversation.response_id, exc_info=error)
-            error = internal_error()
         task = asyncio.current_task()
         while task is not None and task.uncancel():  # of a shutdown: there is time for this yet
             pass
-        failed = self._response.failed(error)
-        if error.code == RESPONSE_TOO_LONG:
+        failed = self._response.failed(told)
+        if told.code == RESPONSE_TOO_LONG:
             failed["output"] = []
         try:
             await self._end_in_background(failed)
