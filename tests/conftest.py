@@ -14,6 +14,21 @@ from tests.valkey_server import running_valkey
 bound_openmp_spinning()  # as engines do: tests, too, share their cores
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, where that is asked for
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.file_scheduling import FileScheduling
+
+    return FileScheduling(config, log)
+
+
+@pytest.hookimpl
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The stack that most tests share first: who runs them would otherwise be the last to end."""
+    from tests.file_scheduling import REAL_STACK, group_of
+
+    items.sort(key=lambda item: group_of(item.nodeid) != REAL_STACK)
+
+
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Valkey for the session. Tests keep apart by their namespaces."""

@@ -151,15 +151,14 @@ class Stack(RunningStack):
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         wait_until(lambda: self.get("/readyz")[0] == 200, timeout_s, f"readiness\n{self.log('gateway')}")
-        expected = sum(model.num_engines for model in self.config.models)
-        wait_until(
-            lambda: (
-                sum(e["state"] == "ready" and e["load"] is not None for e in self.admin_status()["engines"])
-                == expected
-            ),
-            timeout_s,
-            "all engines linked",
-        )
+        self.wait_linked(sum(model.num_engines for model in self.config.models), timeout_s)
+
+    def wait_linked(self, num_engines: int, timeout_s: float = 60.0) -> None:
+        def are_linked() -> bool:
+            engines = self.admin_status()["engines"]
+            return sum(one["state"] == "ready" and one["load"] is not None for one in engines) == num_engines
+
+        wait_until(are_linked, timeout_s, "all engines linked")
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         self.processes[name].send_signal(number)

@@ -77,7 +77,7 @@ def _measure(directory: Path, num_streams: int, events_per_s: float, seconds: fl
             )
             engine.start()
             assert ours.recv() == "listening"
-            wait_until(lambda: _is_linked(stack), what="the engine linked")
+            stack.wait_linked(1)
             key = stack.key()
             num_tokens = int(seconds / step_interval_s)
             with context.Pool(2) as pool:
@@ -99,10 +99,6 @@ def _measure(directory: Path, num_streams: int, events_per_s: float, seconds: fl
     own_metric = num_within / num_all
     events_per_s = num_events / took_s * num_streams / num_others
     _tell(arrivals, first_sent_at_ns, events_per_s, busy_share, num_late_steps / num_tokens, own_metric)
-
-
-def _is_linked(stack: Stack) -> bool:
-    return any(engine["state"] == "ready" for engine in stack.admin_status()["engines"])
 
 
 def _tell(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.http_client import send
 from tests.integration.nonsense_engine import nonsense_engine
-from tests.stack import Stack, fake_model, wait_until
+from tests.stack import Stack, fake_model
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "stream": True}
 
@@ -89,7 +89,7 @@ def test_a_fault_of_ours_ends_a_stream_with_an_event_and_no_second_answer(redis_
     with Stack(redis_url, {"models": [fake_model("mad", engines=0)]}) as stack:
         address = f"ipc://{stack.directory}/mad.sock"
         with nonsense_engine(address, redis_url, stack.keys, "mad"):
-            wait_until(lambda: stack.admin_status()["engines"], what="the engine linked")
+            stack.wait_linked(1)
             lines = lines_of_stream(stack, model="mad", max_tokens=9)
         log = stack.log("gateway")
     *said, failed, nothing = lines
