@@ -11,7 +11,22 @@ import sys
 
 import typer
 
-from compose.commands import bench, chat, conformance, engine, gateway, keys, models, status, up
+from compose.commands import (
+    audit,
+    bench,
+    chat,
+    conformance,
+    engine,
+    experiment,
+    gateway,
+    keys,
+    models,
+    routes,
+    status,
+    tenants,
+    up,
+    usage,
+)
 from shared.errors import UserError
 
 EXIT_USER_ERROR = 2
@@ -27,6 +42,11 @@ app.command("up")(up.up)
 app.command("gateway")(gateway.gateway)
 app.command("engine")(engine.engine)
 app.add_typer(keys.app, name="keys")
+app.add_typer(experiment.app, name="experiment")
+app.add_typer(tenants.app, name="tenants")
+app.add_typer(routes.app, name="routes")
+app.command("audit")(audit.audit)
+app.command("usage")(usage.usage)
 app.command("status")(status.status)
 app.command("chat")(chat.chat)
 app.add_typer(bench.app, name="bench")

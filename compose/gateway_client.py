@@ -19,6 +19,10 @@ ANSWER_TIMEOUT_S = 300.0
 class GatewayError(Exception):
     """The gateway could not be reached, or refused. The message is fit to be shown."""
 
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status  # None: there was no answer
+
 
 _WRITER = "generate"  # the runner of a model that writes, as opposed to one that makes embeddings
 
@@ -63,6 +67,19 @@ class GatewayClient:
         finally:
             connection.close()
 
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[dict[str, Any], str | None]:
+        """The JSON of an answer and its entity tag. Raises GatewayError."""
+        connection = self._connection(CONNECT_TIMEOUT_S)
+        try:
+            response = self._send(connection, method, path, body, headers)
+            return json.loads(response.read()), response.headers.get("ETag")
+        except (ValueError, http.client.HTTPException, OSError) as error:
+            raise GatewayError(f"{self._parts.geturl()} does not answer as a gateway: {error}") from error
+        finally:
+            connection.close()
+
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The events of a streamed answer. Raises GatewayError. Closing the iterator ends the request."""
         connection = self._connection(ANSWER_TIMEOUT_S)
@@ -92,16 +109,23 @@ class GatewayClient:
         return kind(self._parts.hostname, self._parts.port, timeout=timeout_s)
 
     def _send(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: dict[str, Any] | None
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        headers: Mapping[str, str] | None = None,
     ) -> http.client.HTTPResponse:
         try:
             content = None if body is None else json.dumps(body).encode()
-            connection.request(method, path, content, self._headers)
+            connection.request(method, path, content, {**self._headers, **(headers or {})})
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise GatewayError(f"cannot reach the gateway at {self._parts.geturl()}: {error}") from error
-        if response.status != http.HTTPStatus.OK:
-            raise GatewayError(f"the gateway answered {response.status}: {_message(response.read())}")
+        if response.status not in (http.HTTPStatus.OK, http.HTTPStatus.CREATED):
+            raise GatewayError(
+                f"the gateway answered {response.status}: {_message(response.read())}", response.status
+            )
         return response
 
 

@@ -1,47 +1,97 @@
-"""API keys as the commands handle them: only for tenants that exist, and with errors for people."""
+"""API keys as the commands handle them: only for tenants that exist, with errors for people, and audited."""
 
 from __future__ import annotations
 
+import getpass
+import logging
+import secrets
 from typing import Any
 
+import redis
+
+from compose.key_settings import KeySettings
 from shared.api_keys import ApiKeyStore, NewApiKey
+from shared.audit import AUDIT_FIELD, MAX_AUDIT_RECORDS, AuditRecord, audit_bytes
+from shared.config import Limits
 from shared.errors import ConfigError
 from shared.identifiers import TenantId
 from shared.redis_schema import ApiKeyRecord, PolicyRecord, RedisKeys, from_json
 
+logger = logging.getLogger(__name__)
+
 
 class KeyDesk:
-    """All methods may raise redis.RedisError."""
+    """All methods may raise redis.RedisError, and UserError for what cannot be done."""
 
     def __init__(self, client: Any, keys: RedisKeys, pepper: str) -> None:
         self._client = client
         self._keys = keys
         self._store = ApiKeyStore(client, keys, pepper.encode())
 
-    def create(self, tenant: str) -> NewApiKey:
+    def create(self, tenant: str, settings: KeySettings | None = None) -> NewApiKey:
         """Raises ConfigError for a tenant that the published policy does not have."""
         policy = self._client.get(self._keys.policy)
         if policy is not None:  # None: no gateway has run yet; nobody knows the tenants
-            known = [entry.name for entry in from_json(PolicyRecord, policy).tenants]
+            known = [entry.name for entry in from_json(PolicyRecord, policy).tenants_in_force]
             if tenant not in known:
                 raise ConfigError(f"no tenant is named {tenant!r}; known: {', '.join(known)}", "tenant")
-        return self._store.create(TenantId(tenant))
+        fields = settings.fields() if settings is not None else {}
+        made = self._store.create(TenantId(tenant), **fields)
+        self._audit("key.create", made.record, {"tenant": tenant, **fields})
+        return made
+
+    def get(self, key_id: str) -> ApiKeyRecord:
+        return self._store.get(key_id)
 
     def list(self) -> list[ApiKeyRecord]:
         return self._store.list()
 
-    def tenant_of(self, key_id: str) -> TenantId:
-        """Raises ConfigError when there is no such key."""
-        for record in self._store.list():
-            if record.key_id == key_id:
-                return record.tenant
-        raise _unknown(key_id)
+    def update(self, key_id: str, settings: KeySettings) -> ApiKeyRecord:
+        record = self._store.change(key_id, settings.applied_to)
+        self._audit("key.update", record, {name: getattr(record, name) for name in settings.fields()})
+        return record
 
-    def revoke(self, key_id: str) -> None:
-        """Raises ConfigError when there is no such key."""
-        if not self._store.revoke(key_id):
-            raise _unknown(key_id)
+    def rotate(self, key_id: str, overlap_s: float) -> NewApiKey:
+        made = self._store.rotate(key_id, overlap_s)
+        self._audit("key.rotate", made.record, {"overlap_s": overlap_s})
+        return made
+
+    def retire(self, key_id: str) -> ApiKeyRecord:
+        record = self._store.retire(key_id)
+        self._audit("key.retire", record, {})
+        return record
+
+    def revoke(self, key_id: str) -> ApiKeyRecord:
+        record = self._store.revoke(key_id)
+        self._audit("key.revoke", record, {})
+        return record
+
+    def _audit(self, action: str, record: ApiKeyRecord, change: dict[str, Any]) -> None:
+        """After the change, which is made by now: it must not be told as if it had failed."""
+        told = {
+            name: value.model_dump(exclude_defaults=True) if isinstance(value, Limits) else value
+            for name, value in change.items()
+        }
+        entry = AuditRecord(
+            change_id=secrets.token_hex(12),
+            actor=f"{_user()} (headrace keys)",
+            action=action,
+            object=record.key_id,
+            change={**told, "version": record.version},
+        )
+        try:
+            self._client.xadd(
+                self._keys.audit,
+                {AUDIT_FIELD: audit_bytes(entry)},
+                maxlen=MAX_AUDIT_RECORDS,
+                approximate=True,
+            )
+        except redis.RedisError as error:
+            logger.warning("%s of %s is not in the audit: %s", action, record.key_id, error)
 
 
-def _unknown(key_id: str) -> ConfigError:
-    return ConfigError(f"there is no key {key_id!r}; see `headrace keys list`", "KEY_ID")
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user often has no name
+        return "somebody"

@@ -10,7 +10,7 @@ from pathlib import Path
 import redis
 
 from compose.run_directory import StackRecord, read_secrets, read_stack
-from compose.stack_config import KEY_PEPPER, read_config, redis_url
+from compose.stack_config import ADMIN_TOKEN, KEY_PEPPER, read_config, redis_url
 from shared.errors import ConfigError
 from shared.redis_client import connect
 from shared.redis_schema import RedisKeys
@@ -60,6 +60,30 @@ def ready_stack(run_directory: Path) -> StackRecord:
     if stack is None:
         raise ConfigError(no_stack(run_directory, "start one with `headrace up`"), "run-dir")
     return stack
+
+
+@dataclass(frozen=True, slots=True)
+class AdminApiAccess:
+    url: str
+    token: str
+
+
+def admin_api_access(
+    run_directory: Path, url: str | None, environment: Mapping[str, str] = os.environ
+) -> AdminApiAccess:
+    """`url`: of a stack elsewhere, whose token is in the environment, or in the run directory as in a
+    gateway's container. Raises ConfigError."""
+    if url is None:
+        stack = read_stack(run_directory)
+        if stack is None:
+            raise ConfigError(no_stack(run_directory, "set HEADRACE_URL and HEADRACE_ADMIN_TOKEN"), "run-dir")
+        return AdminApiAccess(stack.url, environment.get(ADMIN_TOKEN) or stack.admin_token)
+    token = environment.get(ADMIN_TOKEN)
+    if not token and (secrets := read_secrets(run_directory)) is not None:
+        token = secrets.admin_token
+    if not token:
+        raise ConfigError(f"the environment variable {ADMIN_TOKEN} must be set", ADMIN_TOKEN)
+    return AdminApiAccess(url.rstrip("/").removesuffix("/v1"), token)
 
 
 def no_stack(run_directory: Path, otherwise: str) -> str:

@@ -15,7 +15,6 @@ from shared.config import (
     DEFAULT_MODEL_NAME,
     HeadraceConfig,
     ModelConfig,
-    RouteConfig,
     load_config,
     parse_config,
 )
@@ -42,6 +41,13 @@ def read_config(path: Path | None) -> HeadraceConfig:
         return parse_config(json.loads(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}", "config") from error
+
+
+def config_file(path: Path | None) -> Path | None:
+    """The file that `read_config` reads, wherever a later process may run; None: there is none."""
+    if path is None:
+        path = DEFAULT_CONFIG_FILE if DEFAULT_CONFIG_FILE.is_file() else None
+    return None if path is None else path.absolute()
 
 
 def with_flags(
@@ -185,9 +191,6 @@ def _name_of_source(source: str) -> str:
 
 def _only_model(config: HeadraceConfig, model: ModelConfig) -> HeadraceConfig:
     """The configuration of that model alone: arms of routes that lead elsewhere go."""
-    routes: list[RouteConfig] = []
-    for route in config.routes:
-        arms = [arm for arm in route.split if arm.model == model.name]
-        if any(arm.weight > 0 for arm in arms):
-            routes.append(route.model_copy(update={"split": arms}))
+    names = frozenset((model.name,))
+    routes = [within for route in config.routes if (within := route.within(names)) is not None]
     return config.model_copy(update={"models": [model], "routes": routes})

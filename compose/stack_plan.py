@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from compose.run_directory import RunDirectory
 from compose.service_process import ServiceSpec
@@ -41,6 +42,8 @@ class StackPlan:
     redis_url: str
     key_pepper: str
     admin_token: str
+    followed_file: Path | None = None  # the user's own, of which `config` was made
+    followed_model: str | None = None  # with this one as --model
 
     def places(self) -> list[EnginePlace]:
         numbered = [(model, number) for model in self.config.models for number in range(model.num_engines)]
@@ -72,6 +75,8 @@ class StackPlan:
             "--config", str(self.run_directory.config_file),
             "--port", str(port),
             "--ready-file", str(self.run_directory.gateway_ready_file),
+            *(() if self.followed_file is None else ("--follow", str(self.followed_file))),
+            *(() if self.followed_model is None else ("--follow-model", self.followed_model)),
         )  # fmt: skip
         environment = _environment(
             {REDIS_URL: self.redis_url, KEY_PEPPER: self.key_pepper, ADMIN_TOKEN: self.admin_token}

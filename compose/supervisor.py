@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import redis
@@ -46,6 +47,8 @@ class StackSettings:
     redis_url: str | None
     key_pepper: str
     admin_token: str
+    followed_file: Path | None = None  # the user's own: what can change in it while the stack runs, does
+    followed_model: str | None = None  # the --model that applies to it
 
 
 class Supervisor:
@@ -95,7 +98,13 @@ class Supervisor:
         keys = RedisKeys(self._config.redis.namespace)
         registry = EngineRegistry(client, keys)
         plan = StackPlan(
-            self._config, self._directory, redis_url, self._settings.key_pepper, self._settings.admin_token
+            self._config,
+            self._directory,
+            redis_url,
+            self._settings.key_pepper,
+            self._settings.admin_token,
+            self._settings.followed_file,
+            self._settings.followed_model,
         )
         places = plan.places()
         try:

@@ -119,6 +119,8 @@ def load_served_model(config: ModelConfig) -> ServedModel:
     """The model of `config.source`. Call it in the thread that will compute. Raises ConfigError."""
     # Imported here and not above: torch takes seconds, which a fake model does not need.
     if config.source.startswith(FAKE_SOURCE):
+        if config.lora is not None:
+            raise ConfigError("an adapter has no matrices to change in a fake model", "lora")
         from engine_service.fake_model import load_fake_model
 
         return load_fake_model(config)

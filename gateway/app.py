@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from gateway.admin import AdminEndpoint
+from gateway.admin.routes import admin_routes
 from gateway.anthropic.endpoint import CountTokensEndpoint, MessagesEndpoint
-from gateway.cross_origin import allow_cross_origin, cross_origin_middlewares
+from gateway.cross_origin import allow_cross_origin, cross_origin_middleware
 from gateway.exchange import exchange_middleware
 from gateway.health import Probes
 from gateway.openai.api import CHAT_COMPLETIONS, COMPLETIONS
 from gateway.openai.embeddings import EmbeddingsEndpoint
 from gateway.openai.endpoint import GenerationEndpoint
+from gateway.openai.feedback import FeedbackEndpoint
 from gateway.openai.models import ModelsEndpoint
 from gateway.openai.render import RenderEndpoint
 from gateway.openai.responses.endpoint import ResponsesEndpoint
@@ -21,18 +22,21 @@ from gateway.openai.scoring import RerankEndpoint, ScoreEndpoint
 from gateway.openai.tokenization import DetokenizeEndpoint, TokenizeEndpoint
 from gateway.openapi.endpoint import OpenApiEndpoint
 from gateway.services import Services
+from shared.config import GatewayConfig
 
 
 def make_app(services: Services) -> web.Application:
+    def options_in_force() -> GatewayConfig:
+        return services.policy.current.options
+
     app = web.Application(
-        middlewares=[exchange_middleware(services), *cross_origin_middlewares(services.config.gateway)],
+        middlewares=[exchange_middleware(services), cross_origin_middleware(options_in_force)],
         client_max_size=services.config.gateway.max_body_bytes,
     )
     models = ModelsEndpoint(services)
     tokenize, detokenize = TokenizeEndpoint(services), DetokenizeEndpoint(services)
     score, rerank = ScoreEndpoint(services), RerankEndpoint(services)
     stored_responses = StoredResponsesEndpoint(services)
-    admin = AdminEndpoint(services)
     probes = Probes(services)
     app.add_routes(
         [
@@ -54,6 +58,7 @@ def make_app(services: Services) -> web.Application:
             *(web.post(f"{prefix}/rerank", rerank.handle) for prefix in ("", "/v1", "/v2")),  # v2: Cohere's
             web.post("/v1/messages", MessagesEndpoint(services).handle),
             web.post("/v1/messages/count_tokens", CountTokensEndpoint(services).handle),
+            web.post("/v1/feedback", FeedbackEndpoint(services).handle),
             web.get("/v1/models", models.list),
             web.get("/v1/models/{name:.+}", models.get),  # names may hold slashes
             web.get("/openapi.json", OpenApiEndpoint(services).handle),
@@ -61,9 +66,8 @@ def make_app(services: Services) -> web.Application:
             web.get("/readyz", probes.readyz),
             web.get("/health", probes.health),
             web.get("/metrics", probes.metrics),
-            web.get("/admin/status", admin.status),
-            web.post("/admin/prefix-cache/reset", admin.reset_prefix_cache),
+            *admin_routes(services),
         ]
     )
-    allow_cross_origin(app, services.config.gateway)
+    allow_cross_origin(app, options_in_force)
     return app

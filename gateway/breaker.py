@@ -1,4 +1,4 @@
-"""Redis with a bounded wait, also when it is frozen: one request finds out, the next ones need not."""
+"""Redis with a bounded wait, also when it is frozen: a few requests find out, the next ones need not."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from redis.exceptions import RedisError
+from redis.exceptions import BusyLoadingError, ResponseError
+
+from gateway.patience import patience
+from gateway.redis_errors import REDIS_ERRORS
 
 logger = logging.getLogger(__name__)
 
 OPEN_FOR_S = 1.0
+NUM_FAILURES = 3  # in a row: a machine that is busy for a moment must not switch limits off
+QUIET_S = 60.0  # between two outages that are told: one that comes and goes must not fill the log
 T = TypeVar("T")
 
 
@@ -21,33 +26,78 @@ class RedisUnavailableError(Exception):
 
 
 class RedisBreaker:
-    """Runs Redis calls; after a failure it refuses at once for a second, then lets one call try."""
+    """Runs Redis calls; after a few failures it refuses at once for a second, then lets one call try.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    Each kind of call has its own, since a Redis that is full answers those that only read.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        purpose: str = "keys",
+        limit_s: float | None = None,
+    ) -> None:
+        """`limit_s`: longest wait for a call; None: the client's own."""
         self._clock = clock
+        self.purpose = purpose
+        self._limit_s = limit_s
+        self._num_failures = 0  # since the last success
         self._closed_again_at = 0.0
-        self._is_failing = False
+        self._told_at = -QUIET_S
+        self._is_told = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether Redis counts as unavailable."""
+        return self._num_failures >= NUM_FAILURES
 
     async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
         """The operation's result. Raises RedisUnavailableError."""
-        now = self._clock()
-        if self._is_failing:
+        if self.is_open:
+            now = self._clock()
             if now < self._closed_again_at:
                 raise RedisUnavailableError("Redis failed a moment ago")
             self._closed_again_at = now + OPEN_FOR_S  # this call is the probe; others still wait
         try:
-            result = await operation()
+            if self._limit_s is None:
+                result = await operation()
+            else:
+                async with patience(self._limit_s):
+                    result = await operation()
             _keep_cancellation()
-        except (RedisError, OSError, TimeoutError) as error:
-            if not self._is_failing:
-                logger.warning("Redis is unavailable: %s", error)
-            self._is_failing = True
-            self._closed_again_at = self._clock() + OPEN_FOR_S
+        except REDIS_ERRORS as error:
+            self.failed(error)
             raise RedisUnavailableError(str(error)) from error
-        if self._is_failing:
-            logger.warning("Redis is available again")
-            self._is_failing = False
+        self.succeeded()
         return result
+
+    def failed(self, error: BaseException) -> None:
+        """A call has, whoever made it."""
+        self._num_failures += 1
+        if not self.is_open:
+            return
+        now = self._clock()
+        self._closed_again_at = now + OPEN_FOR_S
+        if not self._is_told and now - self._told_at >= QUIET_S:
+            self._is_told, self._told_at = True, now
+            logger.warning("Redis is unavailable for %s: %s", self.purpose, told(error))
+
+    def succeeded(self) -> None:
+        """A call has, whoever made it."""
+        self._num_failures = 0
+        if self._is_told:
+            self._is_told = False
+            logger.warning("Redis is available again for %s", self.purpose)
+
+
+def told(error: BaseException) -> str:
+    """What is wrong, for people: what helps against a Redis that is full does not help against a dead one."""
+    if isinstance(error, ResponseError | BusyLoadingError):
+        return f"it answers with an error: {error}"
+    if isinstance(error, TimeoutError) or "timeout" in type(error).__name__.lower():
+        return f"it is silent: {error}"
+    return f"it cannot be reached: {error}"
 
 
 def _keep_cancellation() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
@@ -11,27 +13,29 @@ _MAX_AGE_S = 600  # a browser remembers the answer to its question for so long
 _EXPOSED_HEADERS = ("x-request-id", "request-id", "Retry-After")  # and whatever else begins with `x-`
 
 
-def cross_origin_middlewares(config: GatewayConfig) -> list[Middleware]:
+Options = Callable[[], GatewayConfig]  # those in force
+
+
+def cross_origin_middleware(options: Options) -> Middleware:
     """Answers a browser's question before the key is looked at: that request never has one."""
-    if not config.cors_allow_origins:
-        return []
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
+        is_question = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+        if is_question and options().cors_allow_origins:
             return _preflight_answer(request)
         return await handler(request)
 
-    return [middleware]
+    return middleware
 
 
-def allow_cross_origin(app: web.Application, config: GatewayConfig) -> None:
+def allow_cross_origin(app: web.Application, options: Options) -> None:
     """Lets pages of the configured origins read answers, errors and streams included."""
-    allowed = frozenset(config.cors_allow_origins)
-    if not allowed:
-        return
 
     async def on_response_prepare(request: web.Request, response: web.StreamResponse) -> None:
+        allowed = options().cors_allow_origins
+        if not allowed:
+            return
         origin = request.headers.get("Origin")
         if "*" not in allowed:  # also to who may not read it, lest a shared cache mixes the two up
             response.headers.add("Vary", "Origin")

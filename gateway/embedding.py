@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from opentelemetry import trace
 
+from gateway.balancer import Choice
 from gateway.engine_link import EngineLostError, EngineRejectedError
-from gateway.errors import from_reject, timed_out, upstream_error
+from gateway.errors import from_reject, interrupted, timed_out, upstream_error
 from gateway.mailbox import VectorMailbox
 from gateway.placement import Placement
 from shared.identifiers import RequestId, TenantId, fresh_request_id
@@ -44,6 +45,10 @@ class Embedding:
         self._timeout_s = timeout_s
         self._request_id: RequestId | None = None
         self._mailbox = VectorMailbox()
+
+    @property
+    def choice(self) -> Choice | None:
+        return self._placement.choice
 
     def start(self) -> None:
         """Chooses an engine and submits the texts. Raises ApiError 503 when there is none."""
@@ -83,7 +88,7 @@ class Embedding:
                 return await self._mailbox.take()
             except EngineLostError as error:
                 if not self._placement.may_move(error):
-                    raise upstream_error(f"The request was interrupted: {error}.") from error
+                    raise interrupted(error, by_a_step=error.by_a_step) from error
             except EngineRejectedError as error:
                 # One that drains has given back what it could not finish: to whoever else is there.
                 is_drained = error.reject.code == "draining"

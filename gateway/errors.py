@@ -39,6 +39,14 @@ class ApiError(Exception):
         self._extra_headers = headers or {}
 
     @property
+    def extra_headers(self) -> dict[str, str]:
+        """Beside those that tell whether to try again."""
+        return dict(self._extra_headers)
+
+    def add_headers(self, headers: dict[str, str]) -> None:
+        self._extra_headers = {**self._extra_headers, **headers}
+
+    @property
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
@@ -48,6 +56,10 @@ class ApiError(Exception):
             return {"x-should-retry": "false", **self._extra_headers}
         # Whole seconds, rounded up: a client that obeys must not come a moment too early.
         return {"Retry-After": str(max(1, math.ceil(self.retry_after_s))), **self._extra_headers}
+
+
+class EngineFailedError(ApiError):
+    """The fault is that of an engine, or that there is none: another model may answer the same request."""
 
 
 def invalid_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -111,20 +123,34 @@ def rate_limited(message: str, retry_after_s: float) -> ApiError:
     )
 
 
-def overloaded(message: str) -> ApiError:
-    return ApiError(429, message, kind="rate_limit_error", code="overloaded", retry_after_s=1.0)
+def overloaded(message: str) -> EngineFailedError:
+    """By the queue of an engine."""
+    return EngineFailedError(429, message, kind="rate_limit_error", code="overloaded", retry_after_s=1.0)
 
 
-def upstream_error(message: str) -> ApiError:
-    return ApiError(502, message, kind="api_error", code="upstream_error", retry_after_s=1.0)
+def upstream_error(message: str) -> EngineFailedError:
+    return EngineFailedError(502, message, kind="api_error", code="upstream_error", retry_after_s=1.0)
+
+
+def interrupted(cause: Exception, *, by_a_step: bool) -> ApiError:
+    """An engine was lost. `by_a_step`: one of its steps failed, so whatever was in it may end the next one,
+    too, and no other model is to try it."""
+    kind = ApiError if by_a_step else EngineFailedError
+    message = f"The request was interrupted: {cause}."
+    return kind(502, message, kind="api_error", code="upstream_error", retry_after_s=1.0)
 
 
 def unavailable(message: str, retry_after_s: float = 2.0) -> ApiError:
     return ApiError(503, message, kind="api_error", code="unavailable", retry_after_s=retry_after_s)
 
 
-def timed_out(message: str) -> ApiError:
-    return ApiError(504, message, kind="api_error", code="timeout", retry_after_s=1.0)
+def no_engine(model: str) -> EngineFailedError:
+    message = f"No engine is ready for the model {model!r}."
+    return EngineFailedError(503, message, kind="api_error", code="unavailable", retry_after_s=2.0)
+
+
+def timed_out(message: str) -> EngineFailedError:
+    return EngineFailedError(504, message, kind="api_error", code="timeout", retry_after_s=1.0)
 
 
 def internal_error() -> ApiError:
@@ -178,7 +204,9 @@ def from_reject(reject: Reject, param: str = "prompt") -> ApiError:
         case "context_length_exceeded":
             return context_length_exceeded(reject.message, reject.param or param)
         case "draining":
-            return unavailable(reject.message)
+            return EngineFailedError(
+                503, reject.message, kind="api_error", code="unavailable", retry_after_s=2.0
+            )
         case "internal_error":
             return upstream_error(reject.message)
         case "timed_out":

@@ -16,14 +16,18 @@ from opentelemetry import trace
 from gateway.anthropic.dialect import ANTHROPIC, speaks_anthropic
 from gateway.dialect import OPENAI, Dialect
 from gateway.errors import as_api_error
+from gateway.limits.headers import Standing, anthropic_headers, openai_headers
+from gateway.policy import PolicySnapshot
 from gateway.request_account import CLIENT_LEFT, RequestAccount
 from gateway.services import Services
+from shared.config import GatewayConfig
 from shared.telemetry import SpanAttribute, SpanName, extract
 
 logger = logging.getLogger(__name__)
 
 
 _ACCEPTABLE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+POLICY_VERSION_HEADER = "x-headrace-policy-version"
 _METHODS = frozenset(("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"))
 
 
@@ -37,10 +41,26 @@ class Exchange:
     arrived_at: float = field(default_factory=time.monotonic)
     account: RequestAccount | None = None  # None: not a request for a model, or it did not come so far
     error_code: str | None = None  # of the answer, if it is an error
+    policy: PolicySnapshot | None = None  # that this request sees, whatever is published meanwhile
+    limit_headers: dict[str, str] = field(default_factory=dict)  # where its limits stand, once that is known
+
+    @property
+    def options(self) -> GatewayConfig:
+        """Of the policy that this request sees."""
+        assert self.policy is not None, "who is admitted sees one"
+        return self.policy.options
 
     @property
     def headers(self) -> dict[str, str]:
-        return dict.fromkeys(self.dialect.id_headers, self.request_id)
+        headers = dict.fromkeys(self.dialect.id_headers, self.request_id)
+        if self.policy is not None:
+            headers[POLICY_VERSION_HEADER] = str(self.policy.version)
+        return headers | self.limit_headers
+
+    def tell_limits(self, standing_of: dict[str, Standing]) -> None:
+        self.limit_headers = openai_headers(standing_of)
+        if self.dialect is ANTHROPIC:
+            self.limit_headers |= anthropic_headers(standing_of)
 
 
 def fresh_exchange_id() -> str:

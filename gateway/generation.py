@@ -13,7 +13,7 @@ from opentelemetry import trace
 from gateway import long_work
 from gateway.balancer import Choice
 from gateway.engine_link import EngineLostError, EngineRejectedError, cost_of
-from gateway.errors import from_reject, timed_out, upstream_error
+from gateway.errors import from_reject, interrupted, timed_out, upstream_error
 from gateway.mailbox import Mailbox, MailboxOverflowError, PendingUpdate
 from gateway.placement import Placement
 from gateway.prompt_answer import Echo, PromptAnswer
@@ -195,7 +195,7 @@ class Generation:
                 pending = await self._take()
             except EngineLostError as error:
                 if self._has_tokens or not self._placement.may_move(error):
-                    raise upstream_error(f"The request was interrupted: {error}.") from error
+                    raise interrupted(error, by_a_step=error.by_a_step) from error
                 self.start()
                 unfinished = set(self._continuations)
                 continue

@@ -14,6 +14,7 @@ import uvloop
 from aiohttp import web
 
 from gateway.app import make_app
+from gateway.config_file import ConfigSource
 from gateway.connection import Connection
 from gateway.services import Services, make_services
 from shared.config import HeadraceConfig
@@ -36,12 +37,17 @@ def run_gateway(
     host: str | None = None,
     port: int | None = None,
     ready_file: Path | None = None,
+    config_source: ConfigSource | None = None,
 ) -> int:
     """Serves until SIGTERM or SIGINT, then lets running requests end within the drain limit.
 
-    Writes `{"url": ...}` to `ready_file` once it listens. Returns the process's exit code.
+    Writes `{"url": ...}` to `ready_file` once it listens. Follows `config_source`, where there is one: it is
+    loaded again when it changes, and at SIGHUP. Returns the process's exit code.
     Raises ConfigError when the address cannot be bound.
     """
+    # Without this a text is handed to a pool of threads, which wait for more of them by spinning: on a busy
+    # machine that costs more than the tokens. Long texts have a thread of ours (see Admitted.encode).
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     return uvloop.run(
         _serve(
             config,
@@ -51,6 +57,7 @@ def run_gateway(
             host=config.gateway.host if host is None else host,
             port=config.gateway.port if port is None else port,
             ready_file=ready_file,
+            config_source=config_source,
         )
     )
 
@@ -64,6 +71,7 @@ async def _serve(
     host: str,
     port: int,
     ready_file: Path | None,
+    config_source: ConfigSource | None,
 ) -> int:
     gateway_id = fresh_gateway_id()
     services = make_services(
@@ -73,10 +81,13 @@ async def _serve(
         admin_token=admin_token,
         gateway_id=gateway_id,
         tracing=start_tracing("headrace-gateway", gateway_id),
+        config_source=config_source,
     )
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    if config_source is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, services.config_file.ask)
     await services.start()
     # handler_cancellation: a client that leaves cancels its handler at once, wherever it waits, and
     # so aborts its sequences. Without it only the next write would notice.

@@ -9,7 +9,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.breaker import RedisBreaker
+from gateway.cached_labels import CachedLabels
 from gateway.engine_link import EngineLink, LinkState
+from gateway.variant_metrics import VariantMetrics
 from shared.messages import EngineLoad
 from shared.metrics import (
     FIRST_EVENT_BUCKETS_S,
@@ -27,37 +30,85 @@ class GatewayMetrics:
     def __init__(self, links: Callable[[], Iterable[EngineLink]], policy_version: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(links))
-        self.http_requests = Counter(
-            "headrace_http_requests", "Answers by route template and status.",
-            ("route", "method", "status"), registry=self._registry,
+        self.http_requests = CachedLabels(
+            Counter(
+                "headrace_http_requests", "Answers by route template and status.",
+                ("route", "method", "status"), registry=self._registry,
+            )
         )  # fmt: skip
         self.requests_in_flight = Gauge(
             "headrace_requests_in_flight", "Requests for a model between arrival and last byte.",
             registry=self._registry,
         )  # fmt: skip
-        self.variant_requests = Counter(
-            "headrace_variant_requests", "Requests for a model by route and variant.",
-            ("route", "variant"), registry=self._registry,
+        self.variants = VariantMetrics(self._registry)
+        self.auth_failures = Counter(
+            "headrace_auth_failures", "Requests that were not let in, by reason.",
+            ("reason",), registry=self._registry,
         )  # fmt: skip
-        self.placements = Counter(
-            "headrace_placements", "Why requests went to the engine they went to.",
-            ("model_name", "reason"), registry=self._registry,
+        self.fallbacks = Counter(
+            "headrace_fallbacks", "Requests that another variant took over before the first byte.",
+            ("route", "from", "to"), registry=self._registry,
         )  # fmt: skip
-        self.success = Counter(
-            "vllm:request_success", "Finished choices, and answered requests for embeddings.",
-            (*ENGINE_LABELS, "finished_reason"), registry=self._registry,
+        self.shadow_requests = Counter(
+            "headrace_shadow_requests", "Copies for a shadow variant, by what became of them.",
+            ("route", "variant", "outcome"), registry=self._registry,
         )  # fmt: skip
-        self.time_to_first_token = Histogram(
-            "vllm:time_to_first_token_seconds", "From the arrival of a request to its first token.",
-            ENGINE_LABELS, buckets=TTFT_BUCKETS_S, registry=self._registry,
+        self.admin_refusals = Counter(
+            "headrace_admin_refusals", "Requests to /admin with a wrong token.", registry=self._registry,
         )  # fmt: skip
-        self.inter_token_latency = Histogram(
-            "vllm:inter_token_latency_seconds", "Between two updates of one request.",
-            ENGINE_LABELS, buckets=INTER_TOKEN_BUCKETS_S, registry=self._registry,
+        self.config_reload_failed = Gauge(
+            "headrace_config_reload_failed", "1 while the configuration file is not in force as it stands.",
+            registry=self._registry,
         )  # fmt: skip
-        self.e2e_latency = Histogram(
-            "vllm:e2e_request_latency_seconds", "From the arrival of a request to its last token.",
-            ENGINE_LABELS, buckets=REQUEST_BUCKETS_S, registry=self._registry,
+        self.usage_rows_dropped = Counter(
+            "headrace_usage_rows_dropped", "Usage rows that were never written, by where to.",
+            ("place",), registry=self._registry,
+        )  # fmt: skip
+        self.placements = CachedLabels(
+            Counter(
+                "headrace_placements", "Why requests went to the engine they went to.",
+                ("model_name", "reason"), registry=self._registry,
+            )
+        )  # fmt: skip
+        self.redis_available = Gauge(
+            "headrace_redis_available", "1 while Redis can be asked, by what for; else 0.",
+            ("purpose",), registry=self._registry,
+        )  # fmt: skip
+        self.live_gateways = Gauge(
+            "headrace_live_gateways", "Gateways that live, this one included, as last heard from Redis.",
+            registry=self._registry,
+        )  # fmt: skip
+        self.limit_refusals = Counter(
+            "headrace_limit_refusals", "Requests that a limit has refused.",
+            ("scope", "limit", "tenant"), registry=self._registry,
+        )  # fmt: skip
+        self.limit_shadow_refusals = Counter(
+            "headrace_limit_shadow_refusals", "Requests that a limit in shadow mode would have refused.",
+            ("scope", "limit", "tenant"), registry=self._registry,
+        )  # fmt: skip
+        self.success = CachedLabels(
+            Counter(
+                "vllm:request_success", "Finished choices, and answered requests for embeddings.",
+                (*ENGINE_LABELS, "finished_reason"), registry=self._registry,
+            )
+        )  # fmt: skip
+        self.time_to_first_token = CachedLabels(
+            Histogram(
+                "vllm:time_to_first_token_seconds", "From the arrival of a request to its first token.",
+                ENGINE_LABELS, buckets=TTFT_BUCKETS_S, registry=self._registry,
+            )
+        )  # fmt: skip
+        self.inter_token_latency = CachedLabels(
+            Histogram(
+                "vllm:inter_token_latency_seconds", "Between two updates of one request.",
+                ENGINE_LABELS, buckets=INTER_TOKEN_BUCKETS_S, registry=self._registry,
+            )
+        )  # fmt: skip
+        self.e2e_latency = CachedLabels(
+            Histogram(
+                "vllm:e2e_request_latency_seconds", "From the arrival of a request to its last token.",
+                ENGINE_LABELS, buckets=REQUEST_BUCKETS_S, registry=self._registry,
+            )
         )  # fmt: skip
         self.first_event_delay = Histogram(
             "headrace_first_event_delay_seconds",
@@ -68,6 +119,9 @@ class GatewayMetrics:
             "headrace_policy_version", "Version of the tenants and routes in force.", registry=self._registry
         )
         version.set_function(policy_version)
+
+    def follow_redis(self, breaker: RedisBreaker) -> None:
+        self.redis_available.labels(breaker.purpose).set_function(lambda: not breaker.is_open)
 
     def of_answer(self, model: str, engine_id: str, arrived_at: float) -> AnswerFigures:
         return AnswerFigures(self, (model, engine_id), arrived_at)

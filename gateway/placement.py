@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gateway.balancer import Balancer, Choice
 from gateway.engine_link import EngineLink, EngineLostError
 from gateway.engine_pool import EnginePool
-from gateway.errors import unavailable
+from gateway.errors import no_engine
 
 
 class Placement:
@@ -28,7 +28,7 @@ class Placement:
         """An engine that takes requests. Raises ApiError 503 when there is none."""
         engines = self._pool.ready(self._model)
         if not engines:
-            raise unavailable(f"No engine is ready for the model {self._model!r}.")
+            raise no_engine(self._model)
         self._num_choices += 1
         self.choice = choice = self._balancer.choose(engines, prefix_hash, cost_tokens)
         self._on_placed(choice)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.generation import Usage
-from shared.identifiers import EngineId, TenantId
+from gateway.text_delta import TextDelta
+from shared.identifiers import EngineId, TenantId, fresh_request_id
 from shared.usage import Outcome, UsageRecord
 
 CLIENT_LEFT = 499  # in logs and figures only, as nginx has it
@@ -30,6 +32,7 @@ class RequestAccount:
     arrived_at: float
     is_streamed: bool = False
     is_shadow: bool = False
+    is_overridden: bool = False  # the variant was chosen for it, so it counts for no experiment
     engine_id: EngineId | None = None  # of the last engine that had it
     response_id: str | None = None
     usage: Usage = NO_USAGE
@@ -37,28 +40,60 @@ class RequestAccount:
     last_token_at: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
     failure: tuple[int, str | None] | None = None  # status and code of an error told within a stream
+    was_left: bool = False  # by its client, before it had ended
     outlives_exchange: bool = False  # it goes on in the background; who runs it closes it
     is_closed: bool = False
 
+    def generated(self, deltas: Sequence[TextDelta]) -> None:
+        """Tokens have come, now."""
+        self.last_token_at = time.monotonic()
+        if self.first_token_at is None:
+            self.first_token_at = self.last_token_at
+        self.finish_reasons += [delta.finish_reason for delta in deltas if delta.finish_reason is not None]
+
     def fell_back(self, variant: str, model: str) -> None:
-        """Another variant than the assigned one is to answer."""
+        """Another variant is to answer, from the beginning."""
         self.variant, self.model = variant, model
+        self.usage = NO_USAGE
+        self.first_token_at = self.last_token_at = None
+        self.finish_reasons = []
+
+    def of_shadow(self, variant: str, model: str) -> RequestAccount:
+        """Of a copy of this request, which begins now."""
+        return RequestAccount(
+            request_id=self.request_id,
+            tenant=self.tenant,
+            key_id=self.key_id,
+            operation=self.operation,
+            route=self.route,
+            experiment_version=self.experiment_version,
+            assigned_variant=variant,
+            variant=variant,
+            model=model,
+            subject_hash=self.subject_hash,
+            arrived_at=time.monotonic(),
+            is_streamed=self.is_streamed,
+            is_shadow=True,
+        )
 
     @property
     def charged(self) -> Usage:
-        """What limits count. A request that failed before its first token costs nothing."""
-        return self.usage if self.first_token_at is not None or self._was_left else NO_USAGE
-
-    @property
-    def _was_left(self) -> bool:
-        return self.failure is None and self.engine_id is not None
+        """What limits count. A request that failed before its first token costs nothing; one that its client
+        has left costs what an engine was given to compute for it."""
+        was_left = self.was_left or (self.failure is not None and self.failure[0] == CLIENT_LEFT)
+        is_due = self.first_token_at is not None or (was_left and self.engine_id is not None)
+        return self.usage if is_due else NO_USAGE
 
     def record(self, status: int, error_code: str | None) -> UsageRecord:
         """`status`: of the HTTP answer, or 499."""
         if self.failure is not None:
             status, error_code = self.failure
         now, first, last = time.monotonic(), self.first_token_at, self.last_token_at
+        # Who has got nothing and was told so pays nothing; who left has had it computed.
+        is_charged = first is not None or status < 400 or status == CLIENT_LEFT
+        usage = self.usage if is_charged else NO_USAGE
         return UsageRecord(
+            record_id=fresh_request_id(),
             request_id=self.request_id,
             arrived_at=time.time() - (now - self.arrived_at),
             tenant=self.tenant,
@@ -74,9 +109,10 @@ class RequestAccount:
             subject_hash=self.subject_hash,
             is_streamed=self.is_streamed,
             is_shadow=self.is_shadow,
-            input_tokens=self.usage.prompt_tokens,
-            cached_tokens=self.usage.cached_tokens,
-            output_tokens=self.usage.completion_tokens,
+            is_overridden=self.is_overridden,
+            input_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
             time_to_first_token_s=None if first is None else first - self.arrived_at,
             duration_s=now - self.arrived_at,
             generation_s=None if first is None or last is None else last - first,

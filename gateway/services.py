@@ -9,24 +9,34 @@ from dataclasses import dataclass, field
 
 import redis.asyncio
 
-from gateway.auth import Authenticator
+from gateway.admin.key_office import KeyOffice
+from gateway.auth.authenticator import Authenticator, make_authenticator
+from gateway.auth.known_keys import RedisAccess
 from gateway.balancer import Balancer
 from gateway.breaker import RedisBreaker
+from gateway.config_file import ConfigFile, ConfigSource
 from gateway.engine_pool import EnginePool
+from gateway.experiment_figures import ExperimentFigures
+from gateway.feedback import FeedbackStore
 from gateway.ledger import Ledger
 from gateway.limits import Limiter
 from gateway.metrics import GatewayMetrics
 from gateway.openai.responses.background import BackgroundResponses
 from gateway.openai.responses.store import ResponseStore
 from gateway.policy import PolicyStore
+from gateway.routing.assignment import Assigner
+from gateway.routing.shadow import ShadowTraffic
 from gateway.running_requests import RunningRequests
+from gateway.usage.keeper import UsageKeeper
 from shared.config import HeadraceConfig
 from shared.identifiers import GatewayId
-from shared.redis_client import connect_async
+from shared.redis_client import connect, connect_async
 from shared.redis_schema import RedisKeys
 from shared.telemetry import Tracing
 
 logger = logging.getLogger(__name__)
+
+PATIENT_TIMEOUT_MS = 500
 
 
 @dataclass(slots=True)
@@ -34,29 +44,42 @@ class Services:
     config: HeadraceConfig
     admin_token: str
     tracing: Tracing
-    redis: redis.asyncio.Redis
+    prompt_redis: redis.asyncio.Redis  # for what requests wait for: keys and limits
+    redis: redis.asyncio.Redis  # for all else, with more patience: what it carries may be large
     authenticator: Authenticator
     policy: PolicyStore
+    config_file: ConfigFile
+    key_office: KeyOffice
+    breaker: RedisBreaker
     limiter: Limiter
     pool: EnginePool
     balancer: Balancer
     responses: ResponseStore
     background_responses: BackgroundResponses
+    experiment_figures: ExperimentFigures
+    feedback: FeedbackStore
     metrics: GatewayMetrics
+    usage: UsageKeeper
     ledger: Ledger
+    assigner: Assigner
+    shadows: ShadowTraffic
     running: RunningRequests = field(default_factory=RunningRequests)
     is_draining: bool = False
     _background: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self) -> None:
         """Publishes the policy and starts what runs beside the requests."""
-        await self.policy.publish()
+        await self.config_file.begin()
         await self.policy.refresh()
         for follow in (
             self.policy.follow,
+            self.config_file.follow,
+            self.usage.follow,
+            self.authenticator.follow,
             self.pool.follow,
-            self.limiter.keep_slots,
+            self.limiter.keep,
             self.background_responses.keep_leases,
+            self.experiment_figures.follow,
         ):
             task = asyncio.create_task(follow(), name=follow.__qualname__)
             task.add_done_callback(_end_with_process)
@@ -64,12 +87,18 @@ class Services:
 
     async def close(self) -> None:
         """After the last request has ended."""
+        await self.shadows.close()
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self.limiter.drain()
+        await self.experiment_figures.close()
+        await self.usage.close()
         await self.pool.close()
+        await self.authenticator.close()
+        await self.prompt_redis.aclose()
         await self.redis.aclose()
+        self.key_office.close()
         self.tracing.shutdown()
 
 
@@ -88,11 +117,14 @@ def make_services(
     admin_token: str,
     gateway_id: GatewayId,
     tracing: Tracing,
+    config_source: ConfigSource | None = None,
 ) -> Services:
     """Needs a running event loop; opens no connection yet."""
-    client = connect_async(redis_url, config.redis.timeout_ms)
+    prompt_client = connect_async(redis_url, config.redis.timeout_ms)
+    patient_timeout_ms = max(config.redis.timeout_ms, PATIENT_TIMEOUT_MS)
+    client = connect_async(redis_url, patient_timeout_ms)
     keys = RedisKeys(config.redis.namespace)
-    breaker = RedisBreaker()
+    breaker = RedisBreaker(purpose="policy and records", limit_s=patient_timeout_ms / 1000)
     policy = PolicyStore(config, client, keys, breaker)
     pool = EnginePool(client, keys, breaker, gateway_id)
     responses = ResponseStore(
@@ -102,18 +134,64 @@ def make_services(
         lifetime_s=config.gateway.responses_ttl_s,
         max_bytes=config.gateway.max_stored_response_bytes,
     )
+    metrics = GatewayMetrics(lambda: pool.links, lambda: policy.current.version)
+    # Each of its own: a Redis that is full answers those that only read, and what is a long wait differs.
+    key_breaker = RedisBreaker(purpose="keys", limit_s=config.redis.timeout_ms / 1000)
+    limit_breaker = RedisBreaker(purpose="limits")
+    usage_breaker = RedisBreaker(purpose="usage rows", limit_s=patient_timeout_ms / 1000)
+    figures_breaker = RedisBreaker(purpose="figures of experiments", limit_s=patient_timeout_ms / 1000)
+    for each in (breaker, key_breaker, limit_breaker, usage_breaker, figures_breaker):
+        metrics.follow_redis(each)
+    experiment_figures = ExperimentFigures(
+        client, keys, figures_breaker, lambda name: policy.current.routes.get(name), gateway_id
+    )
+    usage = UsageKeeper(
+        config.usage,
+        client,
+        keys,
+        usage_breaker,
+        gateway_id,
+        on_dropped=lambda place: metrics.usage_rows_dropped.labels(place).inc(),
+    )
+    ledger = Ledger([metrics.variants.keep, experiment_figures.keep, usage.put])
     return Services(
         config=config,
         admin_token=admin_token,
         tracing=tracing,
+        prompt_redis=prompt_client,
         redis=client,
-        authenticator=Authenticator(client, keys, key_pepper, breaker),
+        authenticator=make_authenticator(
+            lambda: policy.current.options,
+            config.jwt,
+            keys,
+            RedisAccess(prompt_client, key_breaker),
+            RedisAccess(client, breaker),
+            key_pepper,
+            on_failure=lambda reason: metrics.auth_failures.labels(reason).inc(),
+        ),
         policy=policy,
-        limiter=Limiter(client, keys, breaker, config.gateway.on_redis_failure),
+        config_file=ConfigFile(config_source, config, policy, metrics.config_reload_failed),
+        key_office=KeyOffice(connect(redis_url, patient_timeout_ms), keys, key_pepper),
+        breaker=breaker,
+        limiter=Limiter(
+            prompt_client,
+            keys,
+            lambda: policy.current,
+            gateway_id,
+            metrics,
+            limit_breaker,
+            timeout_s=config.redis.timeout_ms / 1000,
+            lease_s=config.gateway.reservation_lease_s,
+        ),
         pool=pool,
         balancer=Balancer(),
         responses=responses,
         background_responses=BackgroundResponses(responses),
-        metrics=GatewayMetrics(lambda: pool.links, lambda: policy.current.version),
-        ledger=Ledger(),
+        experiment_figures=experiment_figures,
+        feedback=FeedbackStore(client, keys, figures_breaker, experiment_figures),
+        metrics=metrics,
+        usage=usage,
+        ledger=ledger,
+        assigner=Assigner(),
+        shadows=ShadowTraffic(pool, ledger, metrics),
     )

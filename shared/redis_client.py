@@ -9,8 +9,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 # redis-py retries by itself with growing pauses; that would turn a bounded wait into a long one.
-# One try again covers a connection that the server closed while it was idle.
+# One try again covers a connection that the server closed while it was idle. A server that has let one
+# wait run out is not asked to wait for once more.
 NUM_RETRIES = 1
+RETRIED = (redis.ConnectionError,)
 
 
 def connect(url: str, timeout_ms: int) -> redis.Redis:
@@ -20,7 +22,7 @@ def connect(url: str, timeout_ms: int) -> redis.Redis:
         url,
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
-        retry=Retry(NoBackoff(), NUM_RETRIES),
+        retry=Retry(NoBackoff(), NUM_RETRIES, RETRIED),
         protocol=2,
     )
 
@@ -34,7 +36,7 @@ def connect_async(url: str, timeout_ms: int, max_connections: int = 64) -> redis
         timeout=timeout_s,
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
-        retry=AsyncRetry(NoBackoff(), NUM_RETRIES),
+        retry=AsyncRetry(NoBackoff(), NUM_RETRIES, RETRIED),
         protocol=2,
     )
     return redis.asyncio.Redis.from_pool(pool)

@@ -29,6 +29,7 @@ class SpanName:
     HTTP_REQUEST = "headrace.http"
     TOKENIZE = "headrace.tokenize"
     ROUTE = "headrace.route"
+    SHADOW = "headrace.shadow"
     ENGINE_QUEUE = "headrace.engine.queue"
     ENGINE_PREFILL = "headrace.engine.prefill"
     ENGINE_DECODE = "headrace.engine.decode"

@@ -16,6 +16,7 @@ Outcome = Literal["ok", "refused", "failed", "aborted"]
 class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request. Times are seconds; those that were not reached are None."""
 
+    record_id: str = ""  # of this row, and of no other: a client may send one x-request-id twice
     request_id: str  # as in x-request-id
     arrived_at: float  # unix time
     tenant: TenantId
@@ -31,6 +32,7 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     subject_hash: int = 0  # of whom the assignment sticks to, 64 bits without a sign
     is_streamed: bool = False
     is_shadow: bool = False  # a copy that nobody asked for, and nobody pays
+    is_overridden: bool = False  # tenant or client chose the variant: counts for no experiment
     input_tokens: int = 0
     cached_tokens: int = 0  # of the input, found in a prefix cache
     output_tokens: int = 0

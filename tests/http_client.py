@@ -76,10 +76,10 @@ class KeptConnection:
         self._headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=timeout_s)
 
-    def send(self, path: str, body: str | bytes) -> tuple[int, bytes]:
+    def send(self, path: str, body: str | bytes, method: str = "POST") -> tuple[int, bytes]:
         """Status and content. Raises TimeoutError."""
         data = body.encode() if isinstance(body, str) else body
-        self._connection.request("POST", path, data, self._headers)
+        self._connection.request(method, path, data, self._headers)
         response = self._connection.getresponse()
         return response.status, response.read()
 

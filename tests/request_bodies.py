@@ -86,7 +86,35 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "/detokenize": [{"model": "fake", "tokens": [65, 66]}],
     "/v1/score": _SCORES,
     "/v1/rerank": _RERANKS,
+    "/v1/feedback": [
+        {"response_id": "chatcmpl-0", "score": 1},
+        {"response_id": "chatcmpl-0", "score": -0.5, "comment": "too long"},
+    ],
     "/admin/prefix-cache/reset": [{"model": "fake"}, {}],
+    "/admin/keys": [
+        {"tenant": "default", "name": "of the shop", "not_after": "2100-01-01T00:00:00Z"},
+        {"tenant": "default", "models": ["fake"], "cidrs": ["10.0.0.0/8"], "limits": {"burst": 2}},
+    ],
+    "/admin/keys/{key_id}": [{"name": "other", "limits": None}],
+    "/admin/keys/{key_id}/rotate": [{"overlap_s": 3600.5}, {}],
+    "/admin/tenants/{name}": [
+        {"requests_per_minute": 60, "models": ["fake"], "priority": "batch"},
+        {"name": "example", "route_limits": {"fake": {"max_concurrency": 2}}, "shadow": ["max_concurrency"]},
+    ],
+    "/admin/routes/{name}": [
+        {"split": [{"variant": "v", "model": "fake"}]},
+        {
+            "name": "example",
+            "sticky": "key",
+            "version": 2,
+            "split": [
+                {"variant": "v", "model": "fake", "weight": 0.5, "sampling": {"temperature": 0.5}},
+                {"variant": "w", "model": "fake", "system_prompt": "Be kind."},
+            ],
+            "fallback": ["w"],
+            "shadow": {"variant": "w", "percent": 10},
+        },
+    ],
 }
 
 

@@ -100,7 +100,7 @@ class Stack(RunningStack):
         self._directory = tempfile.TemporaryDirectory(prefix="hr-")  # short: unix socket paths are
         self.directory = Path(self._directory.name)
         self._config_file = self.directory / "headrace.json"
-        self._config_file.write_text(json.dumps(self.config.model_dump(mode="json")))
+        self.rewrite_config(self.config.model_dump(mode="json"))
 
     def __enter__(self) -> Stack:
         try:
@@ -122,6 +122,13 @@ class Stack(RunningStack):
         self.redis.close()
         self._directory.cleanup()
 
+    def rewrite_config(self, document: dict[str, Any] | str) -> None:
+        """What gateways that run take over from it, and those that start begin with."""
+        text = document if isinstance(document, str) else json.dumps(document)
+        fresh = self._config_file.with_suffix(".fresh")
+        fresh.write_text(text)
+        fresh.replace(self._config_file)
+
     def start_engine(self, model: str, number: int) -> subprocess.Popen[bytes]:
         engine_id = f"{model}-{number}"
         return self._start(
@@ -135,10 +142,13 @@ class Stack(RunningStack):
             f"ipc://{self.directory}/{number}-{len(self.processes)}.sock",
         )
 
-    def start_gateway(self, name: str = "gateway") -> str:
+    def start_gateway(
+        self, name: str = "gateway", *options: str, environment: dict[str, str] | None = None
+    ) -> str:
         ready_file = self.directory / f"{name}.json"
         ready_file.unlink(missing_ok=True)
-        process = self._start(name, "gateway", "--port", "0", "--ready-file", str(ready_file))
+        arguments = ("gateway", "--port", "0", "--ready-file", str(ready_file), *options)
+        process = self._start(name, *arguments, environment=environment)
 
         def is_listening() -> bool:
             assert process.poll() is None, self.log(name)
@@ -171,13 +181,16 @@ class Stack(RunningStack):
         path = self.directory / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _start(
+        self, name: str, *arguments: str, environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         environment = {
             **os.environ,
             "HEADRACE_REDIS_URL": self.redis_url,
             "HEADRACE_KEY_PEPPER": PEPPER,
             "HEADRACE_ADMIN_TOKEN": ADMIN_TOKEN,
             **self._environment,
+            **(environment or {}),
         }
         with (self.directory / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(

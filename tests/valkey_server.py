@@ -16,7 +16,7 @@ MAX_PORT_COLLISIONS = 5
 @contextmanager
 def running_valkey(directory: Path) -> Iterator[str]:
     """Its URL; it has a password. Raises RuntimeError if it does not start."""
-    server, process = _start(directory)
+    server, process = start_valkey(directory)
     try:
         yield server.url
     finally:
@@ -24,7 +24,8 @@ def running_valkey(directory: Path) -> Iterator[str]:
         process.wait(10)
 
 
-def _start(directory: Path) -> tuple[EmbeddedValkey, subprocess.Popen[bytes]]:
+def start_valkey(directory: Path) -> tuple[EmbeddedValkey, subprocess.Popen[bytes]]:
+    """For a test that ends it itself. Raises RuntimeError if it does not start."""
     for _ in range(MAX_PORT_COLLISIONS):
         server = EmbeddedValkey(directory, free_port(), password="for-tests-only")
         server.write_configuration()

@@ -28,5 +28,14 @@ EngineNumberOption = Annotated[
 PortOption = Annotated[
     int | None, typer.Option("--port", metavar="P", min=0, max=65535, help="HTTP port; 0 for any free one.")
 ]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        envvar="HEADRACE_URL",
+        help="Of a stack elsewhere; its token from HEADRACE_ADMIN_TOKEN.",
+    ),
+]
 
 DEFAULT_RUN_DIR = Path(".headrace")

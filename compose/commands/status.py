@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from compose.commands.options import DEFAULT_RUN_DIR, ConfigOption, RunDirOption
+
+if TYPE_CHECKING:
+    from compose.run_directory import StackRecord
 
 REFRESH_INTERVAL_S = 1.0
 
@@ -44,13 +47,15 @@ def status(
         if require_ready is not None:
             is_ready = any(row.engine_id == require_ready and row.state == "ready" for row in rows)
             raise typer.Exit(0 if is_ready else 1)
+        configuration = None if stack is None or watch else _configuration(stack)
         if as_json:
-            typer.echo(
-                msgspec.json.format(msgspec.json.encode({"stack": stack and stack.url, "engines": rows}))
-            )
+            document = {"stack": stack and stack.url, "engines": rows, "configuration": configuration}
+            typer.echo(msgspec.json.format(msgspec.json.encode(document)))
             return
         if not watch:
             Console().print(engine_table(rows, stack))
+            if configuration is not None and configuration["error"] is not None:
+                typer.echo(f"{configuration['path']} is not in force: {configuration['error']}")
             return
         with contextlib.suppress(KeyboardInterrupt), Live(engine_table(rows, stack), screen=True) as live:
             while True:
@@ -59,3 +64,15 @@ def status(
                 live.update(engine_table(engine_rows(registry.engines(), stack), stack))
     except redis.RedisError as error:
         raise ConfigError(f"Redis does not answer: {error}", "HEADRACE_REDIS_URL") from error
+
+
+def _configuration(stack: StackRecord) -> dict[str, Any] | None:
+    """What the gateway says of its configuration file. None: it does not answer, which is told elsewhere."""
+    from compose.gateway_client import GatewayClient, GatewayError  # local: see compose/cli.py
+
+    try:
+        document, _ = GatewayClient(stack.url, stack.admin_token).ask("GET", "/admin/status")
+    except GatewayError:
+        return None
+    found: dict[str, Any] | None = document.get("configuration")
+    return found

@@ -39,6 +39,7 @@ def up(
     from compose.stack_config import (
         ADMIN_TOKEN,
         KEY_PEPPER,
+        config_file,
         read_config,
         redis_url,
         require_free_port,
@@ -65,6 +66,8 @@ def up(
             redis_url=url,
             key_pepper=kept.pepper,
             admin_token=os.environ.get(ADMIN_TOKEN) or kept.admin_token,
+            followed_file=config_file(config),
+            followed_model=model,
         )
 
         async def supervise() -> int:

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from engine_service.loaders.huggingface_text import read_text_bundle
 from engine_service.loaders.json_file import read_json
 from engine_service.loaders.loaded_model import LoadedModel
+from engine_service.loaders.lora import LoraAdapter, read_adapter
 from engine_service.loaders.transformers import load_transformers
 from engine_service.models.decoder_config import read_decoder_spec
 from engine_service.models.families import FAMILIES
@@ -21,11 +22,13 @@ from engine_service.models.weights import DecoderWeights, NamedTensor, collect_w
 from shared.errors import ConfigError
 
 
-def load_huggingface(path: Path, form: WeightForm) -> LoadedModel:
-    """Raises ConfigError if the directory is not a complete model of an architecture that can be run."""
+def load_huggingface(path: Path, form: WeightForm, lora: Path | None = None) -> LoadedModel:
+    """`lora`: the directory of an adapter, to be merged into the weights. Raises ConfigError if the directory
+    is not a complete model of an architecture that can be run."""
     config = read_json(path / "config.json")
     architecture = read_architecture(config)
-    spec, weights = _load_weights(path, config, architecture, form)
+    adapter = None if lora is None else read_adapter(lora)
+    spec, weights = _load_weights(path, config, architecture, form, adapter)
     return LoadedModel(spec=spec, weights=weights, text_bundle=read_text_bundle(path, config))
 
 
@@ -39,31 +42,46 @@ def read_architecture(config: Mapping[str, Any]) -> str:
 
 
 def load_decoder(
-    path: Path, config: Mapping[str, Any], architecture: str, form: WeightForm, *, has_head: bool = True
+    path: Path,
+    config: Mapping[str, Any],
+    architecture: str,
+    form: WeightForm,
+    *,
+    has_head: bool = True,
+    adapter: LoraAdapter | None = None,
 ) -> tuple[DecoderSpec, DecoderWeights]:
     """A model of FAMILIES. Without a head its tensors have no `model.` before their names."""
     family = FAMILIES[architecture]
     spec = read_decoder_spec(config if has_head else {**config, "tie_word_embeddings": True}, architecture)
     prefix = "" if has_head else "model."
+    stored = _read_tensors(path)
     tensors = (
         (prefix + name, tensor)
-        for stored_name, tensor in _read_tensors(path)
+        for stored_name, tensor in (stored if adapter is None else adapter.merged(stored))
         if (name := family.tensor_name(stored_name)) is not None
     )
     return spec, collect_weights(spec, tensors, form)
 
 
 def _load_weights(
-    path: Path, config: Mapping[str, Any], architecture: str, form: WeightForm
+    path: Path,
+    config: Mapping[str, Any],
+    architecture: str,
+    form: WeightForm,
+    adapter: LoraAdapter | None,
 ) -> tuple[ModelSpec, Weights]:
     if architecture not in FAMILIES:
+        if adapter is not None:
+            raise ConfigError(
+                f"{architecture} runs as transformers' own module, which takes no adapter", "lora"
+            )
         if form.rounds:
             raise ConfigError(
                 f"{architecture} runs as transformers' own module, whose weights cannot be quantised",
                 "quantization",
             )
         return load_transformers(path, architecture, form.dtype)
-    return load_decoder(path, config, architecture, form)
+    return load_decoder(path, config, architecture, form, adapter=adapter)
 
 
 def _read_tensors(path: Path) -> Iterator[NamedTensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 
 from engine_service.loaders.loaded_model import LoadedModel
 from engine_service.loaders.weight_cache import WeightCache
@@ -31,13 +32,15 @@ def load_model(config: ModelConfig, num_threads: int = 1) -> LoadedModel:
     files = resolve_source(config.source)
     form = select_form(config, num_threads)
     cache = None
-    if config.weight_cache and isinstance(form, PackedForm) and form.keeps_blocks:  # of floats none is kept
+    # Of floats none is kept, and an adapter may be trained on while its base stays as it is.
+    may_cache = config.weight_cache and config.lora is None
+    if may_cache and isinstance(form, PackedForm) and form.keeps_blocks:
         cache = WeightCache(files, form)
     loaded = cache.load() if cache is not None else None
     is_cached = loaded is not None
     try:
         if loaded is None:
-            loaded = _read(files, form)
+            loaded = _read(files, form, config.lora)
         if not is_cached:
             _check_end_tokens(loaded)
             check_text(loaded.text_bundle)
@@ -62,15 +65,17 @@ def load_model(config: ModelConfig, num_threads: int = 1) -> LoadedModel:
     return loaded
 
 
-def _read(files: ModelFiles, form: WeightForm) -> LoadedModel:
+def _read(files: ModelFiles, form: WeightForm, lora: str | None) -> LoadedModel:
     # Imported here and not above: what reads files is not needed where the cache has them.
     if files.form == "gguf":
+        if lora is not None:
+            raise ConfigError("an adapter goes with a Hugging Face directory, not with a GGUF file", "lora")
         from engine_service.loaders.gguf import load_gguf
 
         return load_gguf(files.path, form)
     from engine_service.loaders.huggingface import load_huggingface
 
-    return load_huggingface(files.path, form)
+    return load_huggingface(files.path, form, None if lora is None else Path(lora).expanduser())
 
 
 def check_text(text_bundle: TextBundle) -> None:

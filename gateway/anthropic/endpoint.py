@@ -12,12 +12,13 @@ from gateway.anthropic.body import CountTokensBody, MessagesBody
 from gateway.anthropic.message_format import MessageFormat
 from gateway.anthropic.translation import FIELDS, chat_body_of
 from gateway.generation import Generation, Prompt
-from gateway.limits import Reservation
 from gateway.openai.admission import Admission, Admitted
 from gateway.openai.api import GenerationApi, encode_chat, plan_turn_of_chat
+from gateway.openai.attempt import Attempt
 from gateway.openai.endpoint import Answer, GenerationEndpoint
 from gateway.openai.schema import ChatCompletionBody
 from gateway.openai.turn import Speaker, TurnPlan
+from gateway.openai.variant_fields import as_variant_asks
 from gateway.services import Services
 from gateway.text_delta import TextDelta
 
@@ -56,13 +57,10 @@ class MessagesEndpoint(GenerationEndpoint[MessagesBody, ChatCompletionBody]):
 
     def _make_answer(
         self,
-        admitted: Admitted[MessagesBody],
-        wish: ChatCompletionBody,
-        turn: TurnPlan,
+        attempt: Attempt[MessagesBody, ChatCompletionBody],
         generation: Generation,
-        reservation: Reservation,
     ) -> Answer[MessagesBody, ChatCompletionBody]:
-        return _MessageAnswer(self._services, self._api, admitted, wish, turn, generation, reservation)
+        return _MessageAnswer(self._services, self._api, attempt, generation)
 
 
 class _MessageAnswer(Answer[MessagesBody, ChatCompletionBody]):
@@ -101,13 +99,13 @@ class CountTokensEndpoint:
         engine = admitted.engine
         speaker = Speaker(engine.tokenizer, engine.card, self._models.get(admitted.variant.model))
         with FIELDS.in_our_words():
-            wish = chat_body_of(admitted.body)
-        async with self._admission.running(admitted) as reservation:
+            wish = as_variant_asks(chat_body_of(admitted.body), admitted.variant)
+        async with self._admission.running(admitted):
             prompts = await admitted.encode(lambda: MESSAGES.encode(wish, speaker, ""))
             MESSAGES.plan_turn(wish, speaker, prompts)  # refuses what a message would be refused for
             document = {"input_tokens": sum(len(prompt.token_ids) for prompt in prompts)}
             return web.Response(
                 body=msgspec.json.encode(document),
                 content_type="application/json",
-                headers=admitted.answer_headers(reservation),
+                headers=admitted.answer_headers(),
             )

@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from aiohttp import web
 from opentelemetry import trace
 from opentelemetry.context import Context
 
+from gateway.auth.caller import Caller
 from gateway.balancer import Choice
 from gateway.engine_link import EngineLink
-from gateway.errors import invalid_request, unavailable
+from gateway.errors import EngineFailedError, invalid_request, no_engine, unavailable
 from gateway.exchange import Exchange, exchange_of
-from gateway.experiment import assign, subject_hash, subject_of
-from gateway.limits import Reservation
+from gateway.limits import NO_TOKENS, Demand, LimitReachedError, Reservation
+from gateway.limits.dimensions import Dimensions
 from gateway.openai.body import read_json
 from gateway.openai.schema import ModelBody, check_body
 from gateway.openai.unknown_fields import check_without_unknown, header_value
 from gateway.placement import Placement
 from gateway.request_account import RequestAccount
+from gateway.routing.assignment import VARIANT_HEADER, Asker, Assignment, subject_hash
+from gateway.routing.fallback import FallbackChain
 from gateway.services import Services
 from shared.config import RouteConfig, Runner, TenantConfig, VariantConfig
-from shared.identifiers import fresh_request_id
-from shared.redis_schema import ApiKeyRecord
 from shared.telemetry import SpanAttribute, SpanName
 
+ASSIGNED_VARIANT_HEADER = "x-headrace-assigned-variant"
+SUBJECT_HEADER = "x-headrace-subject"
 IGNORED_HEADER = "x-headrace-ignored"
 SESSION_HEADER = "x-headrace-session"
+SLOW_BODY_S = 1.0  # a request whose body took longer says once more who it is from
 LONG_BODY_BYTES = 16_384  # tokenising more than this takes milliseconds: in a thread, then
 
 BodyT = TypeVar("BodyT", bound=ModelBody)
@@ -42,17 +47,17 @@ class Admitted(Generic[BodyT]):
     """A request with everything known about it but its tokens."""
 
     request: web.Request
+    exchange: Exchange
     body: BodyT
     tenant: TenantConfig
     route: RouteConfig
-    variant: VariantConfig
+    assignment: Assignment
+    chain: FallbackChain  # whose turn it is if the variant fails
+    variant: VariantConfig  # that is to answer
     engine: EngineLink  # one that serves the model: for its tokenizer and its card
+    limits: Dimensions
     ignored_fields: tuple[str, ...] = ()
     num_loaded_bytes: int = 0  # of what the body refers to and the endpoint has fetched
-
-    @property
-    def exchange(self) -> Exchange:
-        return exchange_of(self.request)
 
     @property
     def account(self) -> RequestAccount:
@@ -60,20 +65,27 @@ class Admitted(Generic[BodyT]):
         assert account is not None, "who is admitted has one"
         return account
 
+    def as_copy(self, variant: VariantConfig, engine: EngineLink, exchange: Exchange) -> Admitted[BodyT]:
+        """As another variant is to answer it, too, with an account and a span of its own."""
+        return replace(self, variant=variant, engine=engine, exchange=exchange)
+
     async def encode(self, encode: Callable[[], ResultT]) -> ResultT:
         """What tokenises the body, in a thread if that takes long."""
         if (self.request.content_length or LONG_BODY_BYTES) + self.num_loaded_bytes < LONG_BODY_BYTES:
             return encode()
         return await asyncio.to_thread(encode)
 
-    def answer_headers(self, reservation: Reservation, choice: Choice | None = None) -> dict[str, str]:
+    def answer_headers(self, choice: Choice | None = None) -> dict[str, str]:
         """`choice`: of the engine; None: the gateway answers by itself."""
         headers = {
             **self.exchange.headers,
-            **reservation.headers,
             **({IGNORED_HEADER: header_value(self.ignored_fields)} if self.ignored_fields else {}),
-            "x-headrace-variant": self.variant.variant,
+            VARIANT_HEADER: self.variant.variant,
+            SUBJECT_HEADER: self.assignment.told_source,
+            **self.chain.headers,
         }
+        if self.variant.variant != self.assignment.assigned.variant:
+            headers[ASSIGNED_VARIANT_HEADER] = self.assignment.assigned.variant
         if choice is not None:
             headers["x-headrace-engine"] = choice.engine_id
             headers["x-headrace-route-reason"] = choice.reason
@@ -95,37 +107,88 @@ class Admission(Generic[BodyT]):
     async def admit(self, request: web.Request) -> Admitted[BodyT]:
         """Raises ApiError for whatever is wrong before the text is looked at."""
         services = self._services
-        key = await services.authenticator.authenticate(request.headers)
-        policy = services.policy.current  # this request sees one policy, whatever is published meanwhile
+        key = await services.authenticator.authenticate(request.headers, request.remote)
+        # This request sees one policy, whatever is published meanwhile.
+        exchange_of(request).policy = policy = services.policy.current
         tenant = policy.tenant(key.tenant)
-        document = await read_json(request, services.config.gateway)
+        document = await read_json(request, policy.options)
+        if time.monotonic() - exchange_of(request).arrived_at > SLOW_BODY_S:  # the key may be revoked by now
+            key = await services.authenticator.authenticate(request.headers, request.remote)
         ignored: tuple[str, ...] = ()
-        if services.config.gateway.unknown_fields == "ignore":
+        if policy.options.unknown_fields == "ignore":
             body, ignored = check_without_unknown(self.body_for(document), document)
         else:
             body = check_body(self.body_for(document), document)
         route = policy.route(body.model, tenant)
-        variant = self._assign(request, body, route, key)
+        key.check_may_use(route.name)
+        assignment = services.assigner.assign(route, self._asker(request, body, key))
+        self._open_account(request, body, route, key, assignment)
         if services.is_draining:
             raise unavailable("The server is shutting down.")
-        engines = services.pool.ready(variant.model)
-        if not engines:
-            raise unavailable(f"No engine is ready for the model {body.model!r}.")
-        self._check_runner(body.model, engines[0])
-        return Admitted(request, body, tenant, route, variant, engines[0], ignored)
+        chain = FallbackChain(route, assignment.variant)
+        variant, engine = self._next_ready(chain, exchange_of(request), no_engine(body.model))
+        self._check_runner(body.model, engine)
+        return Admitted(
+            request,
+            exchange_of(request),
+            body,
+            tenant,
+            route,
+            assignment,
+            chain,
+            variant,
+            engine,
+            services.limiter.dimensions(tenant, route.name, key.key_id, key.limits),
+            ignored,
+        )
+
+    def fall_back(self, admitted: Admitted[BodyT], failure: EngineFailedError) -> Admitted[BodyT]:
+        """The request as the next variant is to answer it, since this one has failed. Raises the last
+        failure if there is none."""
+        admitted.chain.failed.append(admitted.variant.variant)
+        variant, engine = self._next_ready(admitted.chain, admitted.exchange, failure)
+        return replace(admitted, variant=variant, engine=engine)
+
+    def _next_ready(
+        self, chain: FallbackChain, exchange: Exchange, failure: EngineFailedError
+    ) -> tuple[VariantConfig, EngineLink]:
+        """The first variant of what is left of a chain that has an engine, and one of its engines."""
+        account = exchange.account
+        assert account is not None, "who is admitted has one"
+        while (variant := chain.next()) is not None:
+            if engines := self._services.pool.ready(variant.model):
+                if chain.failed:
+                    account.fell_back(variant.variant, variant.model)
+                    exchange.span.set_attribute(SpanAttribute.RESPONSE_MODEL, variant.model)
+                    exchange.span.set_attribute(SpanAttribute.VARIANT, variant.variant)
+                    self._services.metrics.fallbacks.labels(
+                        account.route, chain.failed[-1], variant.variant
+                    ).inc()
+                return variant, engines[0]
+            chain.failed.append(variant.variant)
+            failure = no_engine(account.route)
+        failure.add_headers(chain.headers)
+        raise failure
 
     def body_for(self, document: object) -> type[BodyT]:
         """The form in which a document is to be read, where an endpoint takes several."""
         return self._body
 
     @contextlib.asynccontextmanager
-    async def running(self, admitted: Admitted[BodyT]) -> AsyncIterator[Reservation]:
+    async def running(
+        self, admitted: Admitted[BodyT], demand: Demand = NO_TOKENS
+    ) -> AsyncIterator[Reservation]:
         """Holds the request's share of the limits. Raises ApiError 429 or 503.
 
-        What is held is given back on every way out, without waiting: also while being cancelled.
+        What it has really taken is settled on every way out, without waiting: also while being cancelled.
         """
-        services = self._services
-        reservation = await services.limiter.reserve(admitted.tenant, fresh_request_id())
+        services, exchange, account = self._services, admitted.exchange, admitted.account
+        try:
+            reservation = await services.limiter.reserve(admitted.limits, demand)
+        except LimitReachedError as error:
+            exchange.tell_limits(error.standing_of)
+            raise
+        exchange.tell_limits(reservation.standings)
         services.metrics.requests_in_flight.inc()
         running = services.running.enter()
         try:
@@ -133,23 +196,42 @@ class Admission(Generic[BodyT]):
         except asyncio.CancelledError:
             if services.running.are_ended:  # not by the client, then: it is still there to be told
                 raise unavailable("The server is shutting down.") from None
+            account.was_left = True
             raise
         finally:
-            services.limiter.release(reservation)
+            charged = account.charged
+            services.limiter.settle(reservation, charged.prompt_tokens, charged.completion_tokens)
             services.running.leave(running)
             services.metrics.requests_in_flight.dec()
 
     def placement(self, admitted: Admitted[BodyT]) -> Placement:
-        services, model = self._services, admitted.variant.model
-        return Placement(
-            model,
-            services.pool,
-            services.balancer,
-            on_placed=lambda choice: services.metrics.placements.labels(model, choice.reason).inc(),
-        )
+        services, model, account = self._services, admitted.variant.model, admitted.account
+
+        def on_placed(choice: Choice) -> None:
+            account.engine_id = choice.engine_id  # also when the request moves to another one
+            services.metrics.placements.labels(model, choice.reason).inc()
+
+        return Placement(model, services.pool, services.balancer, on_placed)
+
+    @contextlib.contextmanager
+    def copied_exchange(self, exchange: Exchange, account: RequestAccount) -> Iterator[Exchange]:
+        """Of a shadow copy: in the same trace, but it may end after the request."""
+        services = self._services
+        span: trace.Span = trace.INVALID_SPAN
+        if services.tracing.enabled:
+            parent = trace.set_span_in_context(exchange.span, Context())
+            span = services.tracing.tracer.start_span(SpanName.SHADOW, context=parent)
+            span.set_attribute(SpanAttribute.VARIANT, account.variant)
+        try:
+            yield replace(exchange, span=span, arrived_at=account.arrived_at, account=account)
+        finally:
+            span.end()
 
     @contextlib.contextmanager
     def span(self, name: str, exchange: Exchange) -> Iterator[trace.Span]:
+        if not self._services.tracing.enabled:
+            yield trace.INVALID_SPAN
+            return
         parent = trace.set_span_in_context(exchange.span, Context())
         with self._services.tracing.tracer.start_as_current_span(name, context=parent) as span:
             yield span
@@ -159,32 +241,42 @@ class Admission(Generic[BodyT]):
         with self.span(SpanName.ROUTE, admitted.exchange) as span:
             start()
             assert placement.choice is not None, "start chooses or raises"
-            admitted.account.engine_id = placement.choice.engine_id
             span.set_attribute(SpanAttribute.ENGINE, placement.choice.engine_id)
             span.set_attribute(SpanAttribute.ROUTE_REASON, placement.choice.reason)
 
-    def _assign(
-        self, request: web.Request, body: BodyT, route: RouteConfig, key: ApiKeyRecord
-    ) -> VariantConfig:
-        subject = subject_of(
-            route, user=body.user, session=request.headers.get(SESSION_HEADER), key_id=key.key_id
+    def _asker(self, request: web.Request, body: BodyT, caller: Caller) -> Asker:
+        return Asker(
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            user=body.user,
+            session=request.headers.get(SESSION_HEADER),
+            wished_variant=request.headers.get(VARIANT_HEADER),
         )
-        variant = assign(route.name, route.version, route.split, subject)
-        self._services.metrics.variant_requests.labels(route.name, variant.variant).inc()
+
+    def _open_account(
+        self,
+        request: web.Request,
+        body: BodyT,
+        route: RouteConfig,
+        caller: Caller,
+        assignment: Assignment,
+    ) -> None:
+        variant = assignment.variant
         exchange = exchange_of(request)
         exchange.account = RequestAccount(
             request_id=exchange.request_id,
-            tenant=key.tenant,
-            key_id=key.key_id,
+            tenant=caller.tenant,
+            key_id=caller.key_id,
             operation=self._operation,
             route=route.name,
             experiment_version=route.version,
-            assigned_variant=variant.variant,
+            assigned_variant=assignment.assigned.variant,
             variant=variant.variant,
             model=variant.model,
-            subject_hash=subject_hash(route.name, route.version, subject),
+            subject_hash=subject_hash(route.name, route.version, assignment.subject.text),
             arrived_at=exchange.arrived_at,
             is_streamed=bool(getattr(body, "stream", False)),
+            is_overridden=assignment.is_overridden,
         )
         exchange.span.set_attributes(
             {
@@ -192,11 +284,10 @@ class Admission(Generic[BodyT]):
                 SpanAttribute.PROVIDER: "headrace",
                 SpanAttribute.REQUEST_MODEL: body.model,
                 SpanAttribute.RESPONSE_MODEL: variant.model,
-                SpanAttribute.TENANT: key.tenant,
+                SpanAttribute.TENANT: caller.tenant,
                 SpanAttribute.VARIANT: variant.variant,
             }
         )
-        return variant
 
     def _check_runner(self, name: str, engine: EngineLink) -> None:
         if self._runner in (None, engine.card.runner):

@@ -30,8 +30,11 @@ async def read_json(request: web.Request, config: GatewayConfig) -> object:
     if (request.content_length or 0) > config.max_body_bytes:
         raise too_large(config.max_body_bytes)  # without waiting for it to arrive
     try:
-        async with asyncio.timeout(config.body_timeout_s):
+        if request.content.is_eof():  # all of it came with its headers
             data = await request.read()
+        else:
+            async with asyncio.timeout(config.body_timeout_s):
+                data = await request.read()
     except TimeoutError as error:
         raise body_timed_out(config.body_timeout_s) from error
     except web.HTTPRequestEntityTooLarge as error:

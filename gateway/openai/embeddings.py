@@ -26,16 +26,15 @@ class EmbeddingsEndpoint:
     async def handle(self, request: web.Request) -> web.Response:
         admitted = await self._vectors.admit(request)
         body, model = admitted.body, admitted.route.name
-        plan = await self._vectors.plan(admitted, body, body.dimensions)
         is_base64 = body.encoding_format == "base64"
 
-        async def write(vectors: Sequence[memoryview]) -> bytes:
+        async def write(vectors: Sequence[memoryview], num_tokens: int) -> bytes:
             return await long_work.do(
-                lambda: _document(vectors, model, plan.num_tokens, is_base64=is_base64),
+                lambda: _document(vectors, model, num_tokens, is_base64=is_base64),
                 is_long=is_long(vectors),
             )
 
-        return await self._vectors.answer(admitted, plan, write)
+        return await self._vectors.answer(admitted, body, write, body.dimensions)
 
 
 def is_long(vectors: Sequence[memoryview]) -> bool:

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Generic, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Generic, TypeVar, cast
 
 import msgspec
 from aiohttp import web
@@ -15,26 +16,37 @@ from opentelemetry import trace
 
 from gateway import long_work
 from gateway.balancer import Choice
-from gateway.errors import ApiError, internal_error, unavailable
-from gateway.generation import Generation, GenerationPlan
+from gateway.engine_link import EngineLink
+from gateway.errors import ApiError, EngineFailedError, internal_error, no_engine, unavailable
+from gateway.generation import Generation, GenerationPlan, Prompt
 from gateway.limits import Reservation
 from gateway.metrics import AnswerFigures
 from gateway.openai.admission import Admission, Admitted
 from gateway.openai.answer import AnswerIdentity, WholeChoice
 from gateway.openai.api import BodyT, GenerationApi, WishT
+from gateway.openai.attempt import Attempt
 from gateway.openai.best_of import best_choices
+from gateway.openai.demand import check_prompt_length, demand_of
 from gateway.openai.event_stream import EventStream
 from gateway.openai.sampling import sampling_of
 from gateway.openai.turn import Speaker, TurnPlan, TurnReader
+from gateway.openai.variant_fields import as_variant_asks
+from gateway.placement import Placement
 from gateway.priority import class_of
+from gateway.request_account import CLIENT_LEFT, RequestAccount
+from gateway.routing.shadow import SHADOW_CLASS, SHADOW_TENANT
 from gateway.services import Services
 from gateway.text_delta import TextDelta
+from shared.config import VariantConfig
+from shared.errors import UserError
 from shared.identifiers import TenantId, fresh_request_id
 from shared.telemetry import SpanAttribute, SpanName
 
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_TIMEOUT_S = 1.0
+
+ResultT = TypeVar("ResultT")
 
 
 class GenerationEndpoint(Generic[BodyT, WishT]):
@@ -48,36 +60,116 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         admitted = await self._admission.admit(request)
-        wish = await self._wish(admitted)
-        speaker = self._speaker(admitted)
-        turn, plan = await self._plan(admitted, wish, speaker)
-        return await self._answer(admitted, wish, turn, plan)
+        return await self._answer(await self._first_attempt(admitted, await self._wish(admitted)))
 
-    async def _answer(
-        self, admitted: Admitted[BodyT], wish: WishT, turn: TurnPlan, plan: GenerationPlan
-    ) -> web.StreamResponse:
-        async with self._generating(admitted, wish, turn, plan) as answer:
-            return await (answer.stream() if admitted.body.stream else answer.whole())
+    async def _answer(self, attempt: Attempt[BodyT, WishT]) -> web.StreamResponse:
+        is_streamed = attempt.admitted.body.stream
+        return await self._generate(
+            attempt, lambda answer: answer.stream() if is_streamed else answer.whole()
+        )
+
+    async def _generate(
+        self,
+        attempt: Attempt[BodyT, WishT],
+        tell: Callable[[Answer[BodyT, WishT]], Awaitable[ResultT]],
+    ) -> ResultT:
+        """Runs a request within its tenant's limits. `tell` hands the answer on; if an engine fails before
+        any of it was told, once more with that of the next variant."""
+        has_shadow = False
+        async with self._admission.running(attempt.admitted, demand_of(attempt.plan)) as reservation:
+            while True:
+                try:
+                    async with self._generating(attempt, reservation) as answer:
+                        if not has_shadow:
+                            has_shadow = True
+                            self._offer_copy(attempt)
+                        return await tell(answer)
+                except EngineFailedError as failure:
+                    attempt = await self._next_attempt(attempt.admitted, attempt.asked, failure)
 
     @contextlib.asynccontextmanager
     async def _generating(
-        self, admitted: Admitted[BodyT], wish: WishT, turn: TurnPlan, plan: GenerationPlan
+        self, attempt: Attempt[BodyT, WishT], reservation: Reservation
     ) -> AsyncIterator[Answer[BodyT, WishT]]:
-        """The answer to a request that runs, within its tenant's limits, until this is left."""
-        async with self._admission.running(admitted) as reservation:
-            placement = self._admission.placement(admitted)
-            generation = Generation(
-                plan,
-                placement,
-                admitted.exchange.span,
-                self._services.config.gateway.first_token_timeout_s,
-            )
+        """The answer of one variant, which runs until this is left."""
+        admitted = attempt.admitted
+        placement = self._admission.placement(admitted)
+        generation = self._generation(attempt, attempt.plan, placement)
+        reservation.output_so_far = lambda: generation.usage.completion_tokens
+        try:
+            self._admission.place(admitted, placement, generation.start)
+            yield self._make_answer(attempt, generation)
+        finally:  # also when cancelled: it does not wait
+            generation.close()
+            admitted.account.usage = generation.usage
+
+    async def _first_attempt(self, admitted: Admitted[BodyT], asked: WishT) -> Attempt[BodyT, WishT]:
+        """By the variant that the request is meant for; if that has no engine, by the next that can."""
+        try:
+            return await self._attempt(admitted, asked)
+        except (ApiError, UserError):
+            if not admitted.chain.failed:
+                raise
+            return await self._next_attempt(admitted, asked, no_engine(admitted.route.name))
+
+    async def _attempt(
+        self, admitted: Admitted[BodyT], asked: WishT, known: Attempt[BodyT, WishT] | None = None
+    ) -> Attempt[BodyT, WishT]:
+        """`known`: of another variant, whose tokens may be the same."""
+        wish = as_variant_asks(asked, admitted.variant)
+        prompts = known.plan.prompts if known is not None and known.reads_like(admitted) else None
+        turn, plan = await self._plan(admitted, wish, self._speaker(admitted), prompts)
+        return Attempt(admitted, asked, wish, turn, plan)
+
+    async def _next_attempt(
+        self, admitted: Admitted[BodyT], asked: WishT, failure: EngineFailedError
+    ) -> Attempt[BodyT, WishT]:
+        """By the next variant that can. Raises the failure if there is none."""
+        while True:
+            admitted = self._admission.fall_back(admitted, failure)
             try:
-                self._admission.place(admitted, placement, generation.start)
-                yield self._make_answer(admitted, wish, turn, generation, reservation)
-            finally:  # also when cancelled: it does not wait
-                generation.close()
-                admitted.account.usage = generation.usage
+                return await self._attempt(admitted, asked)
+            except (ApiError, UserError) as error:
+                # The variant that it was meant for would have taken it, so the client is not to be blamed.
+                logger.warning(
+                    "variant %s of %s cannot stand in for another: %s",
+                    admitted.variant.variant,
+                    admitted.route.name,
+                    error,
+                )
+
+    def _offer_copy(self, attempt: Attempt[BodyT, WishT]) -> None:
+        admitted = attempt.admitted
+        if admitted.route.shadow is None:
+            return
+
+        async def copy(variant: VariantConfig, engine: EngineLink, account: RequestAccount) -> None:
+            with self._admission.copied_exchange(admitted.exchange, account) as exchange:
+                await self._run_copy(attempt, admitted.as_copy(variant, engine, exchange))
+
+        self._services.shadows.offer(
+            admitted.route, admitted.account, copy, is_draining=self._services.is_draining
+        )
+
+    async def _run_copy(self, original: Attempt[BodyT, WishT], admitted: Admitted[BodyT]) -> None:
+        """What a shadow variant makes of a request, thrown away as it comes."""
+        copy = await self._attempt(admitted, original.asked, original)
+        plan = replace(copy.plan, tenant=SHADOW_TENANT, priority=SHADOW_CLASS)
+        placement = self._admission.placement(admitted)
+        generation = self._generation(copy, plan, placement)
+        try:
+            self._admission.place(admitted, placement, generation.start)
+            async for deltas in generation.deltas():
+                admitted.account.generated(deltas)
+        finally:
+            generation.close()
+            admitted.account.usage = generation.usage
+
+    def _generation(
+        self, attempt: Attempt[BodyT, WishT], plan: GenerationPlan, placement: Placement
+    ) -> Generation:
+        exchange = attempt.admitted.exchange
+        return Generation(plan, placement, exchange.span, exchange.options.first_token_timeout_s)
 
     def _speaker(self, admitted: Admitted[BodyT]) -> Speaker:
         engine = admitted.engine
@@ -91,27 +183,27 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
         """The field in which a client asks for a form of the output."""
         return "structured_outputs" if body.structured_outputs is not None else "response_format"
 
-    def _make_answer(
-        self,
-        admitted: Admitted[BodyT],
-        wish: WishT,
-        turn: TurnPlan,
-        generation: Generation,
-        reservation: Reservation,
-    ) -> Answer[BodyT, WishT]:
-        return Answer(self._services, self._api, admitted, wish, turn, generation, reservation)
+    def _make_answer(self, attempt: Attempt[BodyT, WishT], generation: Generation) -> Answer[BodyT, WishT]:
+        return Answer(self._services, self._api, attempt, generation)
 
     async def _plan(
-        self, admitted: Admitted[BodyT], body: WishT, speaker: Speaker
+        self,
+        admitted: Admitted[BodyT],
+        body: WishT,
+        speaker: Speaker,
+        prompts: Sequence[Prompt] | None = None,
     ) -> tuple[TurnPlan, GenerationPlan]:
+        """`prompts`: the tokens, if they are known already."""
         engine, tenant = admitted.engine, admitted.tenant
         priority = class_of(tenant, body.priority)
         # Tenants never share cached blocks: a hit would tell one what another one asked.
         cache_salt = f"{tenant.name}\n{body.cache_salt or ''}"
         with self._admission.span(SpanName.TOKENIZE, admitted.exchange) as span:
-            prompts = await admitted.encode(lambda: self._api.encode(body, speaker, cache_salt))
+            if prompts is None:
+                prompts = await admitted.encode(lambda: self._api.encode(body, speaker, cache_salt))
             lengths = [len(prompt.token_ids) for prompt in prompts]
             span.set_attribute(SpanAttribute.INPUT_TOKENS, sum(lengths))
+        check_prompt_length(lengths, admitted.limits, self._api.prompt_param)
         turn = self._api.plan_turn(body, speaker, prompts)
         return turn, GenerationPlan(
             model=admitted.variant.model,
@@ -124,6 +216,8 @@ class GenerationEndpoint(Generic[BodyT, WishT]):
                 self._api.prompt_param,
                 form=turn.form,
                 bad_words=engine.tokenizer.bad_word_tokens(body.bad_words),
+                default_max_tokens=admitted.variant.sampling.max_tokens,
+                bound=admitted.limits.max_output,
             ),
             stop=body.stop_strings,
             include_stop_in_output=body.include_stop_str_in_output,
@@ -147,20 +241,17 @@ class Answer(Generic[BodyT, WishT]):
         self,
         services: Services,
         api: GenerationApi[BodyT, WishT],
-        admitted: Admitted[BodyT],
-        wish: WishT,
-        turn: TurnPlan,
+        attempt: Attempt[BodyT, WishT],
         generation: Generation,
-        reservation: Reservation,
     ) -> None:
+        admitted = attempt.admitted
         self._services = services
-        self._turn = turn
+        self._turn = attempt.turn
         self._readers: dict[int, TurnReader] = {}
         self._admitted = admitted
-        self._wish = wish
+        self._wish = attempt.wish
         self._exchange = admitted.exchange
         self._generation = generation
-        self._reservation = reservation
         self._identity = AnswerIdentity(
             api.id_prefix + fresh_request_id(), admitted.route.name, admitted.engine.fingerprint
         )
@@ -188,12 +279,12 @@ class Answer(Generic[BodyT, WishT]):
         return web.Response(body=document, content_type="application/json", headers=self._headers())
 
     async def stream(self) -> web.StreamResponse:
-        gateway = self._services.config.gateway
+        options = self._exchange.options
         stream = EventStream(
             self._admitted.request,
             self._headers(),
-            write_timeout_s=gateway.write_timeout_s,
-            keep_alive_s=gateway.stream_keep_alive_s,
+            write_timeout_s=options.write_timeout_s,
+            keep_alive_s=options.stream_keep_alive_s,
         )
         has_told = False
         try:
@@ -211,6 +302,7 @@ class Answer(Generic[BodyT, WishT]):
                 raise
             return await self._last_words(stream, error)
         except (ConnectionResetError, TimeoutError):
+            self._account.failure = (CLIENT_LEFT, None)
             return stream.response  # the client is gone, or reads nothing: there is nobody to tell
         except Exception:  # a fault of ours; behind what has been sent a second answer would be garbage
             if not stream.has_begun:
@@ -258,7 +350,7 @@ class Answer(Generic[BodyT, WishT]):
         return stream.response
 
     def _headers(self) -> dict[str, str]:
-        return self._admitted.answer_headers(self._reservation, self._choice)
+        return self._admitted.answer_headers(self._choice)
 
     def _observe(self, deltas: list[TextDelta]) -> None:
         if self._figures is None:  # from the first token on, the request stays where it is

@@ -23,17 +23,19 @@ class ModelsEndpoint:
         self._runners = {model.name: model.runner for model in services.config.models}
 
     async def list(self, request: web.Request) -> web.Response:
-        key = await self._services.authenticator.authenticate(request.headers)
+        caller = await self._services.authenticator.authenticate(request.headers, request.remote)
         policy = self._services.policy.current
-        routes = policy.routes_of(policy.tenant(key.tenant))
+        tenant = policy.tenant(caller.tenant)
+        routes = [route for route in policy.routes_of(tenant) if caller.may_use(route.name)]
         if is_of_anthropics_client(request.headers):
             return _json(model_page([model_info(route.name, self._max_model_len(route)) for route in routes]))
         return _json({"object": "list", "data": [self._describe(route) for route in routes]})
 
     async def get(self, request: web.Request) -> web.Response:
-        key = await self._services.authenticator.authenticate(request.headers)
+        caller = await self._services.authenticator.authenticate(request.headers, request.remote)
         policy = self._services.policy.current
-        route = policy.route(request.match_info["name"], policy.tenant(key.tenant))
+        route = policy.route(request.match_info["name"], policy.tenant(caller.tenant))
+        caller.check_may_use(route.name)
         if is_of_anthropics_client(request.headers):
             return _json(model_info(route.name, self._max_model_len(route)))
         return _json(self._describe(route))

@@ -49,4 +49,5 @@ def _under_another_name(error: ApiError, theirs: str, ours: str) -> ApiError:
         code=error.code,
         param=ours,
         retry_after_s=error.retry_after_s,
+        headers=error.extra_headers,
     )

@@ -14,11 +14,10 @@ import msgspec
 from aiohttp import web
 
 from gateway.generation import GenerationPlan
-from gateway.openai.admission import Admitted
 from gateway.openai.api import BodyT, WishT
+from gateway.openai.attempt import Attempt
 from gateway.openai.endpoint import GenerationEndpoint
 from gateway.openai.schema import CompletionBody, GenerationBody
-from gateway.openai.turn import TurnPlan
 from shared.identifiers import fresh_request_id
 from shared.sampling import StructuredOutput
 from shared.tokenizer import Tokenizer
@@ -28,14 +27,13 @@ _TOLD_IN_ANOTHER_FORM = ("seed", "max_tokens", "structured_output", "bad_words",
 
 
 class RenderEndpoint(GenerationEndpoint[BodyT, WishT]):
-    async def _answer(
-        self, admitted: Admitted[BodyT], wish: WishT, turn: TurnPlan, plan: GenerationPlan
-    ) -> web.StreamResponse:
+    async def _answer(self, attempt: Attempt[BodyT, WishT]) -> web.StreamResponse:
+        admitted, wish, plan = attempt.admitted, attempt.wish, attempt.plan
         tokenizer, model = admitted.engine.tokenizer, admitted.route.name
-        async with self._admission.running(admitted) as reservation:
+        async with self._admission.running(admitted):
             document = await admitted.encode(lambda: _document(wish, plan, tokenizer, model))
             return web.Response(
-                body=document, content_type="application/json", headers=admitted.answer_headers(reservation)
+                body=document, content_type="application/json", headers=admitted.answer_headers()
             )
 
 

@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Sequence
 
 from gateway.errors import context_length_exceeded, from_user_error, invalid_request
+from gateway.limits.dimensions import Bound
+from gateway.limits.refusal import output_too_long
 from gateway.openai.schema import GenerationBody
 from shared.errors import InvalidRequest
 from shared.messages import ModelCard
@@ -25,8 +27,12 @@ def sampling_of(
     *,
     form: StructuredOutput | None = None,
     bad_words: tuple[tuple[int, ...], ...] = (),
+    default_max_tokens: int | None = None,
+    bound: Bound | None = None,
 ) -> SamplingParams:
-    """`form` is what the output is held to; `bad_words` are those of the body as tokens.
+    """`form` is what the output is held to; `bad_words` are those of the body as tokens. Where the client
+    names no length, `default_max_tokens` goes before the endpoint's own, as far as there is room. `bound` is
+    the limit of who asks.
 
     Raises ApiError 400 for values that this model cannot run, the context length among them.
     """
@@ -39,9 +45,14 @@ def sampling_of(
         )
     room = card.max_model_len - longest
     if body.max_output_tokens is None:
-        max_tokens = room if body.default_output_tokens is None else min(room, body.default_output_tokens)
+        default = default_max_tokens or body.default_output_tokens
+        max_tokens = room if default is None else min(room, default)
+        if bound is not None:  # nobody has asked for more
+            max_tokens = min(max_tokens, bound.num_tokens)
     else:
         max_tokens = body.max_output_tokens
+        if bound is not None and max_tokens > bound.num_tokens:
+            raise output_too_long(max_tokens, bound, body.max_output_param)
     if max_tokens > room:
         raise context_length_exceeded(
             f"This model's maximum context length is {card.max_model_len} tokens, but the prompt "

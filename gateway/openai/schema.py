@@ -41,6 +41,7 @@ from shared.sampling import (
     BeamSearch,
     StructuredOutput,
 )
+from shared.section import Section
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
@@ -286,6 +287,11 @@ class GenerationBody(SamplingFields, StreamableBody):
         return self.max_tokens
 
     @property
+    def max_output_param(self) -> str:
+        """The field that says so."""
+        return "max_tokens"
+
+    @property
     def default_output_tokens(self) -> int | None:
         """Otherwise; None: as many as the context allows."""
         return None
@@ -392,6 +398,10 @@ class ChatCompletionBody(GenerationBody):
     def max_output_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def max_output_param(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
 
 MAX_SEQUENCES = 128  # that one request may start: prompts times n or best_of
 
@@ -467,6 +477,17 @@ def check_body(kind: type[AnyBody], document: object) -> AnyBody:
     """The body of a request. Raises ApiError 400 that names the first wrong field."""
     if not isinstance(document, dict):
         raise invalid_request("The request body must be a JSON object.")
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise _from_validation_error(error) from error
+
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+def check_section(kind: type[SectionT], document: dict[str, Any]) -> SectionT:
+    """A table of the configuration that came by HTTP. Raises ApiError 400 in the same way."""
     try:
         return kind.model_validate(document)
     except ValidationError as error:

@@ -16,7 +16,6 @@ import msgspec
 from aiohttp import web
 
 from gateway import long_work
-from gateway.embedding import EmbeddingPlan
 from gateway.openai.admission import Admitted
 from gateway.openai.embeddings import floats, is_long
 from gateway.openai.scoring_body import DistinctTexts, RerankBody, ScoreBody
@@ -32,8 +31,7 @@ class ScoreEndpoint:
     async def handle(self, request: web.Request) -> web.Response:
         admitted = await self._vectors.admit(request)
         texts = DistinctTexts(admitted.body.named_texts)
-        plan = await self._vectors.plan(admitted, texts)
-        return await _answer(self._vectors, admitted, plan, texts, _scores)
+        return await _answer(self._vectors, admitted, texts, _scores)
 
 
 class RerankEndpoint:
@@ -43,8 +41,7 @@ class RerankEndpoint:
     async def handle(self, request: web.Request) -> web.Response:
         admitted = await self._vectors.admit(request)
         texts = DistinctTexts(admitted.body.named_texts)
-        plan = await self._vectors.plan(admitted, texts)
-        return await _answer(self._vectors, admitted, plan, texts, _ranking)
+        return await _answer(self._vectors, admitted, texts, _ranking)
 
 
 def cosine(first: Sequence[float], second: Sequence[float]) -> float:
@@ -59,22 +56,21 @@ def cosine(first: Sequence[float], second: Sequence[float]) -> float:
 async def _answer(
     vectors: Vectors[BodyT],
     admitted: Admitted[BodyT],
-    plan: EmbeddingPlan,
     texts: DistinctTexts,
     make: Callable[[BodyT, Mapping[str, Sequence[float]]], dict[str, Any]],
 ) -> web.Response:
     """`make` gets the vector of each text and returns what the two endpoints differ in."""
 
-    def document(given: Sequence[memoryview]) -> bytes:
+    def document(given: Sequence[memoryview], num_tokens: int) -> bytes:
         vector_of = dict(zip(texts.inputs, map(floats, given), strict=True))
-        usage = {"prompt_tokens": plan.num_tokens, "total_tokens": plan.num_tokens}
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         fields = make(admitted.body, vector_of)
         return msgspec.json.encode({**fields, "model": admitted.route.name, "usage": usage})
 
-    async def write(given: Sequence[memoryview]) -> bytes:
-        return await long_work.do(lambda: document(given), is_long=is_long(given))
+    async def write(given: Sequence[memoryview], num_tokens: int) -> bytes:
+        return await long_work.do(lambda: document(given, num_tokens), is_long=is_long(given))
 
-    return await vectors.answer(admitted, plan, write)
+    return await vectors.answer(admitted, texts, write)
 
 
 def _scores(body: ScoreBody, vector_of: Mapping[str, Sequence[float]]) -> dict[str, Any]:

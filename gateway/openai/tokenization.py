@@ -23,6 +23,7 @@ from gateway.openai.tokenization_body import (
     TokenizePromptBody,
 )
 from gateway.openai.turn import Speaker
+from gateway.openai.variant_fields import as_variant_asks
 from gateway.services import Services
 
 
@@ -35,7 +36,8 @@ class TokenizeEndpoint:
         admitted = await self._admission.admit(request)
         engine = admitted.engine
         speaker = Speaker(engine.tokenizer, engine.card, self._models.get(admitted.variant.model))
-        return await _answer(self._admission, admitted, lambda: _tokenized(admitted.body, speaker))
+        body = as_variant_asks(admitted.body, admitted.variant)
+        return await _answer(self._admission, admitted, lambda: _tokenized(body, speaker))
 
 
 class TokenizeAdmission(Admission[TokenizeBody]):
@@ -56,11 +58,9 @@ class DetokenizeEndpoint:
 async def _answer(
     admission: Admission[BodyT], admitted: Admitted[BodyT], make: Callable[[], dict[str, Any]]
 ) -> web.Response:
-    async with admission.running(admitted) as reservation:
+    async with admission.running(admitted):
         document = await admitted.encode(lambda: msgspec.json.encode(make()))
-        return web.Response(
-            body=document, content_type="application/json", headers=admitted.answer_headers(reservation)
-        )
+        return web.Response(body=document, content_type="application/json", headers=admitted.answer_headers())
 
 
 def _tokenized(body: TokenizeBody, speaker: Speaker) -> dict[str, Any]:

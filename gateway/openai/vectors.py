@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from aiohttp import web
 
 from gateway.embedding import Embedding, EmbeddingPlan
+from gateway.engine_link import EngineLink
 from gateway.errors import context_length_exceeded, invalid_request
 from gateway.generation import Usage
+from gateway.limits import Demand
 from gateway.openai.admission import Admission, Admitted
+from gateway.openai.demand import check_prompt_length
 from gateway.openai.embeddings_body import VectorsBody
 from gateway.priority import class_of
+from gateway.request_account import RequestAccount
+from gateway.routing.shadow import SHADOW_CLASS, SHADOW_TENANT
 from gateway.services import Services
+from shared.config import VariantConfig
 from shared.embedding_limits import dim_of
 from shared.identifiers import TenantId
 from shared.messages import ModelCard
@@ -44,10 +52,60 @@ class Vectors(Generic[BodyT]):
     async def admit(self, request: web.Request) -> Admitted[BodyT]:
         return await self._admission.admit(request)
 
-    async def plan(
-        self, admitted: Admitted[BodyT], inputs: Inputs, dimensions: int | None = None
-    ) -> EmbeddingPlan:
-        """Raises ApiError 400 that names the first input that cannot be embedded."""
+    async def answer(
+        self,
+        admitted: Admitted[BodyT],
+        inputs: Inputs,
+        write: Callable[[Sequence[memoryview], int], Awaitable[bytes]],
+        dimensions: int | None = None,
+    ) -> web.Response:
+        """Embeds the inputs within the tenant's limits; `write` makes the JSON of the answer from their
+        vectors and the number of their tokens. Raises ApiError 400 that names the first input that cannot be
+        embedded."""
+        plan = await self._plan(admitted, inputs, dimensions)
+
+        async def copy(variant: VariantConfig, engine: EngineLink, account: RequestAccount) -> None:
+            with self._admission.copied_exchange(admitted.exchange, account) as exchange:
+                copied = admitted.as_copy(variant, engine, exchange)
+                copied_plan = await self._plan(copied, inputs, dimensions)
+                copied_plan = replace(copied_plan, tenant=SHADOW_TENANT, priority=SHADOW_CLASS)
+                async with self._embedding(copied, copied_plan) as embedding:
+                    await embedding.vectors()
+
+        async with self._admission.running(admitted, Demand(input_tokens=plan.num_tokens)):
+            async with self._embedding(admitted, plan) as embedding:
+                self._services.shadows.offer(
+                    admitted.route, admitted.account, copy, is_draining=self._services.is_draining
+                )
+                vectors = await embedding.vectors()
+            document = await write(vectors, plan.num_tokens)
+            choice = embedding.choice
+            assert choice is not None, "who has answered was chosen"
+            self._services.metrics.embedded(
+                admitted.variant.model, choice.engine_id, admitted.exchange.arrived_at
+            )
+            return web.Response(
+                body=document,
+                content_type="application/json",
+                headers=admitted.answer_headers(choice),
+            )
+
+    @contextlib.asynccontextmanager
+    async def _embedding(self, admitted: Admitted[BodyT], plan: EmbeddingPlan) -> AsyncIterator[Embedding]:
+        """Has been placed; its vectors are to be waited for before this is left."""
+        placement = self._admission.placement(admitted)
+        timeout_s = admitted.exchange.options.first_token_timeout_s
+        embedding = Embedding(plan, placement, admitted.exchange.span, timeout_s)
+        account = admitted.account
+        try:
+            self._admission.place(admitted, placement, embedding.start)
+            yield embedding
+            account.first_token_at = account.last_token_at = time.monotonic()
+        finally:  # also when cancelled: it does not wait
+            embedding.close()
+            account.usage = Usage(plan.num_tokens, 0, 0)
+
+    async def _plan(self, admitted: Admitted[BodyT], inputs: Inputs, dimensions: int | None) -> EmbeddingPlan:
         card, tenant = admitted.engine.card, admitted.tenant
         priority = class_of(tenant, admitted.body.priority)
         dim = dim_of(dimensions, card)
@@ -62,37 +120,10 @@ class Vectors(Generic[BodyT]):
                 priority=priority,
             )
             span.set_attribute(SpanAttribute.INPUT_TOKENS, plan.num_tokens)
+        last = len(token_id_lists) - 1
+        check_prompt_length([plan.num_tokens], admitted.limits, inputs.param_of(last))
         admitted.exchange.span.set_attribute(SpanAttribute.INPUT_TOKENS, plan.num_tokens)
         return plan
-
-    async def answer(
-        self,
-        admitted: Admitted[BodyT],
-        plan: EmbeddingPlan,
-        write: Callable[[Sequence[memoryview]], Awaitable[bytes]],
-    ) -> web.Response:
-        """Runs the plan within the tenant's limits; `write` makes the JSON of the answer from the vectors."""
-        async with self._admission.running(admitted) as reservation:
-            placement = self._admission.placement(admitted)
-            timeout_s = self._services.config.gateway.first_token_timeout_s
-            embedding = Embedding(plan, placement, admitted.exchange.span, timeout_s)
-            try:
-                self._admission.place(admitted, placement, embedding.start)
-                vectors = await embedding.vectors()
-                admitted.account.first_token_at = admitted.account.last_token_at = time.monotonic()
-            finally:  # also when cancelled: it does not wait
-                embedding.close()
-                admitted.account.usage = Usage(plan.num_tokens, 0, 0)
-            document = await write(vectors)
-            assert placement.choice is not None, "who has answered was chosen"
-            self._services.metrics.embedded(
-                admitted.variant.model, placement.choice.engine_id, admitted.exchange.arrived_at
-            )
-            return web.Response(
-                body=document,
-                content_type="application/json",
-                headers=admitted.answer_headers(reservation, placement.choice),
-            )
 
 
 def _encode(given: Inputs, tokenizer: Tokenizer, card: ModelCard) -> list[list[int]]:

@@ -20,9 +20,9 @@ class Access(Enum):
 
 
 # What a route can answer instead of what it is for. 500 is missing on purpose: it is always a fault of ours.
-KEY_ERRORS = (401, 403, 503)  # 503: keys cannot be looked up
+KEY_ERRORS = (401, 403, 429, 503)  # 429: too many unknown keys from there; 503: keys cannot be looked up
 BODY_ERRORS = (400, 408, 413, 415)
-TEXT_ERRORS = (*BODY_ERRORS, *KEY_ERRORS, 404, 429)  # of what counts as a request of a model's
+TEXT_ERRORS = (*BODY_ERRORS, *KEY_ERRORS, 404)  # of what counts as a request of a model's
 MODEL_ERRORS = (*TEXT_ERRORS, 502, 504)  # of all that has an engine work
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from gateway.admin import ResetBody
 from gateway.anthropic.body import CountTokensBody, MessagesBody
 from gateway.anthropic.dialect import ANTHROPIC, OVERLOADED
 from gateway.openai.embeddings_body import EmbeddingsBody
+from gateway.openai.feedback import FeedbackBody
 from gateway.openai.responses.body import ResponsesBody
 from gateway.openai.responses.stored import DEFAULT_LIMIT, MAX_LIMIT
 from gateway.openai.schema import ChatCompletionBody, CompletionBody
 from gateway.openai.scoring_body import RerankBody, ScoreBody
 from gateway.openai.tokenization_body import DetokenizeBody, TokenizeChatBody, TokenizePromptBody
+from gateway.openapi.admin_operations import ADMIN_OPERATIONS
 from gateway.openapi.answers.embeddings import EmbeddingList, Ranking, ScoreList
+from gateway.openapi.answers.feedback import Feedback
 from gateway.openapi.answers.generation import ChatCompletion, Completion
 from gateway.openapi.answers.messages import MessageAnswer, MessageErrorAnswer, TokenCount
 from gateway.openapi.answers.models import ModelEntry, ModelInfo, ModelList, ModelPage
-from gateway.openapi.answers.operation import AdminStatus, Health, Readiness, ResetAnswer
+from gateway.openapi.answers.operation import Health, Readiness
 from gateway.openapi.answers.responses import DeletedResponse, InputItemList, InputTokens, Response
 from gateway.openapi.answers.tokens import DetokenizedText, RenderedRequest, Tokens
 from gateway.openapi.operation import (
@@ -32,6 +34,7 @@ EMBEDDINGS = "Embeddings"
 RESPONSES = "Responses"
 MESSAGES = "Messages"
 TEXT = "Text and tokens"
+FEEDBACK = "Feedback"
 MODELS = "Models"
 OPERATION = "Operation"
 
@@ -227,6 +230,16 @@ OPERATIONS: tuple[Operation, ...] = (
         errors=TEXT_ERRORS,
     ),
     Operation(
+        "POST",
+        "/v1/feedback",
+        "createFeedback",
+        FEEDBACK,
+        "Score an answer that was a part of an experiment.",
+        body=FeedbackBody,
+        answers={200: Feedback},
+        errors=(*BODY_ERRORS, *KEY_ERRORS, 404),
+    ),
+    Operation(
         "GET",
         "/v1/models",
         "listModels",
@@ -290,26 +303,5 @@ OPERATIONS: tuple[Operation, ...] = (
         access=Access.OPEN,
         answers={200: dict[str, object]},
     ),
-    Operation(
-        "GET",
-        "/admin/status",
-        "getStatus",
-        OPERATION,
-        "Tell what this gateway knows of tenants, routes and engines.",
-        access=Access.ADMIN,
-        answers={200: AdminStatus},
-        errors=(401,),
-    ),
-    Operation(
-        "POST",
-        "/admin/prefix-cache/reset",
-        "resetPrefixCache",
-        OPERATION,
-        "Have engines forget the prompts that they cached.",
-        access=Access.ADMIN,
-        body=ResetBody,
-        may_lack_body=True,
-        answers={200: ResetAnswer},
-        errors=(*BODY_ERRORS, 401, 404),
-    ),
+    *ADMIN_OPERATIONS,
 )

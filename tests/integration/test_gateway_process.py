@@ -31,7 +31,7 @@ def test_the_running_process_has_loaded_nothing_heavy_and_stays_below_150_mb(red
         assert resident_kb * 1024 < 150e6
 
 
-def test_its_start_takes_less_than_a_second_and_a_half_of_a_core(redis_url):
+def test_its_start_takes_a_few_seconds_of_a_core_at_most(redis_url):
     """Of processor time, since the machine is shared. The best of three."""
     with Stack(redis_url) as stack:
         times = []
@@ -40,4 +40,4 @@ def test_its_start_takes_less_than_a_second_and_a_half_of_a_core(redis_url):
             busy = psutil.Process(stack.processes[f"again-{number}"].pid).cpu_times()
             times.append(busy.user + busy.system)
         print(f"start to listening: {', '.join(f'{seconds:.2f} s' for seconds in times)}")
-        assert min(times) < 1.5
+        assert min(times) < 3  # 1.4 on a slow machine; what is heavy takes more by itself

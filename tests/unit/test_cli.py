@@ -14,21 +14,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import redis
 from rich.console import Console
 
 from compose.conversation import Conversation
 from compose.engine_table import engine_rows, engine_table
 from compose.gateway_client import GatewayClient, GatewayError
 from compose.greeting import url_to_dial
-from compose.key_desk import KeyDesk
 from compose.run_directory import ServicePids, StackRecord
-from shared.api_keys import digest_of
-from shared.config import TenantConfig
-from shared.errors import ConfigError
 from shared.identifiers import EngineEpoch, EngineId
 from shared.messages import EngineLoad
-from shared.redis_schema import EngineRecord, PolicyRecord, RedisKeys, to_json
+from shared.redis_schema import EngineRecord
 
 SECRETS = ("HEADRACE_REDIS_URL", "HEADRACE_KEY_PEPPER", "HEADRACE_ADMIN_TOKEN", "HEADRACE_API_KEY")
 
@@ -82,42 +77,6 @@ def test_what_is_missing_is_one_line_and_exit_code_2(
     assert ended.returncode == 2, ended.stderr
     assert complaint in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
-
-
-def test_keys_are_made_listed_rotated_and_revoked(tmp_path: Path, redis_url: str) -> None:
-    (tmp_path / "headrace.toml").write_text('[redis]\nnamespace = "cli-keys"\n')
-    secrets = {"HEADRACE_REDIS_URL": redis_url, "HEADRACE_KEY_PEPPER": "pepper"}
-    keys = RedisKeys("cli-keys")
-    made = headrace("keys", "create", "--tenant", "acme", cwd=tmp_path, **secrets)
-    assert made.returncode == 0, made.stderr
-    secret = made.stdout.strip()
-    key_id = made.stderr.split()[0]
-    with redis.Redis.from_url(redis_url, protocol=2) as client:
-        assert client.exists(keys.api_key(digest_of(secret, b"pepper")))
-        assert key_id in headrace("keys", "list", cwd=tmp_path, **secrets).stdout
-
-        rotated = headrace("keys", "rotate", key_id, cwd=tmp_path, **secrets)
-        assert "of tenant acme" in rotated.stderr
-        assert client.exists(keys.api_key(digest_of(rotated.stdout.strip(), b"pepper")))
-        assert not client.exists(keys.api_key(digest_of(secret, b"pepper")))
-
-    again = headrace("keys", "revoke", key_id, cwd=tmp_path, **secrets)
-    assert again.returncode == 2
-    assert key_id in again.stderr
-
-
-def test_a_key_needs_a_tenant_that_exists(redis_url: str) -> None:
-    keys = RedisKeys("cli-tenants")
-    with redis.Redis.from_url(redis_url, protocol=2) as client:
-        policy = PolicyRecord(1, "hash", [TenantConfig(name="acme")], [])
-        client.set(keys.policy, to_json(policy))
-        desk = KeyDesk(client, keys, "pepper")
-        with pytest.raises(ConfigError, match="known: acme"):
-            desk.create("acm")
-        old = desk.create("acme").record.key_id
-        assert desk.tenant_of(old) == "acme"
-        with pytest.raises(ConfigError, match="key_none"):
-            desk.tenant_of("key_none")
 
 
 def test_status_shows_load_and_what_is_down() -> None:

@@ -87,15 +87,18 @@ def test_what_needs_a_key_says_so_and_can_be_refused() -> None:
         document = DOCUMENT["paths"][operation.path][operation.method.lower()]
         assert bool(document["security"]) == (operation.access != Access.OPEN)
         assert ("401" in document["responses"]) == (operation.access != Access.OPEN)
-        assert ("requestBody" in document) == (operation.method == "POST" and operation.body is not None)
+        assert ("requestBody" in document) == (operation.body is not None)
 
 
 # ---------------------------------------------------------------------------------------- bodies
 
 
+METHODS = {operation.path: operation.method.lower() for operation in OPERATIONS if operation.body is not None}
+
+
 def validator_of(path: str, document: dict[str, Any] = DOCUMENT) -> Draft202012Validator:
-    """Of what is posted there."""
-    content = document["paths"][path]["post"]["requestBody"]["content"]
+    """Of what is sent there."""
+    content = document["paths"][path][METHODS[path]]["requestBody"]["content"]
     return Draft202012Validator(
         {**content["application/json"]["schema"], "components": document["components"]}
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +13,11 @@ from aiohttp import web
 
 from gateway import long_work
 from gateway.errors import ApiError, as_api_error, invalid_request
-from gateway.generation import Generation, GenerationPlan
-from gateway.limits import Reservation
+from gateway.generation import Generation, GenerationPlan, Prompt
 from gateway.openai.admission import Admitted
 from gateway.openai.answer import AnswerIdentity
 from gateway.openai.api import GenerationApi, encode_chat, plan_turn_of_chat
+from gateway.openai.attempt import Attempt
 from gateway.openai.endpoint import Answer, GenerationEndpoint
 from gateway.openai.responses.body import ResponsesBody
 from gateway.openai.responses.identity import RESPONSE_PREFIX, fresh_response_id, item_id, response_of_item
@@ -47,6 +47,7 @@ LONG_HISTORY_ITEMS = 64
 
 _CONVERSATION = "responses.conversation"  # where a request keeps what was loaded for it
 AdmittedResponse = Admitted[ResponsesBody]
+AttemptedResponse = Attempt[ResponsesBody, ChatCompletionBody]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +62,17 @@ class ResponsesEndpoint(GenerationEndpoint[ResponsesBody, ChatCompletionBody]):
     def __init__(self, services: Services) -> None:
         super().__init__(services, RESPONSES)
 
-    async def _answer(
-        self, admitted: AdmittedResponse, wish: ChatCompletionBody, turn: TurnPlan, plan: GenerationPlan
-    ) -> web.StreamResponse:
+    async def _answer(self, attempt: AttemptedResponse) -> web.StreamResponse:
         with FIELDS.in_our_words():
-            if not admitted.body.background:
-                return await super()._answer(admitted, wish, turn, plan)
-            return await self._begin_in_background(admitted, wish, turn, plan)
+            if not attempt.admitted.body.background:
+                return await super()._answer(attempt)
+            return await self._begin_in_background(attempt)
 
-    async def _begin_in_background(
-        self, admitted: AdmittedResponse, wish: ChatCompletionBody, turn: TurnPlan, plan: GenerationPlan
-    ) -> web.StreamResponse:
+    async def _begin_in_background(self, attempt: AttemptedResponse) -> web.StreamResponse:
         if not self._services.responses.is_on:
             raise invalid_request("Responses are not stored here.", "background", "unsupported_value")
         accepted: asyncio.Future[web.StreamResponse] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._make_in_background(accepted, admitted, wish, turn, plan))
+        task = asyncio.create_task(self._make_in_background(accepted, attempt))
         try:
             return await accepted
         except asyncio.CancelledError:  # the client has left without the id
@@ -85,22 +82,24 @@ class ResponsesEndpoint(GenerationEndpoint[ResponsesBody, ChatCompletionBody]):
     async def _make_in_background(
         self,
         accepted: asyncio.Future[web.StreamResponse],
-        admitted: AdmittedResponse,
-        wish: ChatCompletionBody,
-        turn: TurnPlan,
-        plan: GenerationPlan,
+        attempt: AttemptedResponse,
     ) -> None:
         """Settles `accepted` with the answer to who asked for it, or with why there is none; then goes on."""
         begun: ResponseAnswer | None = None
-        account = admitted.account
+        account = attempt.admitted.account
         account.outlives_exchange = True
         status, error_code = 200, None
-        try:
-            async with self._generating(admitted, wish, turn, plan) as answer:
-                assert isinstance(answer, ResponseAnswer), "_make_answer makes no other"
+
+        async def tell(answer: Answer[ResponsesBody, ChatCompletionBody]) -> None:
+            nonlocal begun
+            assert isinstance(answer, ResponseAnswer), "_make_answer makes no other"
+            if begun is None:
                 accepted.set_result(await answer.begin_in_background())
-                begun = answer
-                await answer.complete_in_background()
+            begun = answer
+            await answer.complete_in_background()
+
+        try:
+            await self._generate(attempt, tell)
         except asyncio.CancelledError:  # by who has also stored that; or nobody has been told of it
             status = CLIENT_LEFT
             accepted.cancel()
@@ -127,21 +126,18 @@ class ResponsesEndpoint(GenerationEndpoint[ResponsesBody, ChatCompletionBody]):
             )
 
     async def _plan(
-        self, admitted: AdmittedResponse, body: ChatCompletionBody, speaker: Speaker
+        self,
+        admitted: AdmittedResponse,
+        body: ChatCompletionBody,
+        speaker: Speaker,
+        prompts: Sequence[Prompt] | None = None,
     ) -> tuple[TurnPlan, GenerationPlan]:
         num_bytes = sum(len(message.text or "") for message in body.messages)
         with FIELDS.in_our_words():
-            return await super()._plan(replace(admitted, num_loaded_bytes=num_bytes), body, speaker)
+            return await super()._plan(replace(admitted, num_loaded_bytes=num_bytes), body, speaker, prompts)
 
-    def _make_answer(
-        self,
-        admitted: AdmittedResponse,
-        wish: ChatCompletionBody,
-        turn: TurnPlan,
-        generation: Generation,
-        reservation: Reservation,
-    ) -> ResponseAnswer:
-        return ResponseAnswer(self._services, RESPONSES, admitted, wish, turn, generation, reservation)
+    def _make_answer(self, attempt: AttemptedResponse, generation: Generation) -> ResponseAnswer:
+        return ResponseAnswer(self._services, RESPONSES, attempt, generation)
 
     async def _earlier_items(self, admitted: AdmittedResponse) -> list[Item]:
         previous_id = admitted.body.previous_response_id
@@ -215,18 +211,17 @@ class ResponseAnswer(Answer[ResponsesBody, ChatCompletionBody]):
         self,
         services: Services,
         api: GenerationApi[ResponsesBody, ChatCompletionBody],
-        admitted: AdmittedResponse,
-        wish: ChatCompletionBody,
-        turn: TurnPlan,
+        attempt: AttemptedResponse,
         generation: Generation,
-        reservation: Reservation,
     ) -> None:
-        super().__init__(services, api, admitted, wish, turn, generation, reservation)
+        super().__init__(services, api, attempt, generation)
+        admitted, wish = attempt.admitted, attempt.wish
         self._conversation: _Conversation = admitted.request[_CONVERSATION]
         self._identity = AnswerIdentity(self._conversation.response_id, admitted.route.name)
-        self._format = self._response = ResponseFormat(
-            admitted.body, self._identity, len(self._conversation.items)
-        )
+        self._account.response_id = self._identity.answer_id
+        # A response repeats what is in effect, also where a variant has chosen it.
+        told = admitted.body.model_copy(update={"temperature": wish.temperature, "top_p": wish.top_p})
+        self._format = self._response = ResponseFormat(told, self._identity, len(self._conversation.items))
 
     async def whole(self) -> web.Response:
         async for deltas in self._deltas():

@@ -8,27 +8,20 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from gateway.generation import GenerationPlan
-from gateway.openai.admission import Admitted
+from gateway.openai.attempt import Attempt
 from gateway.openai.responses.body import ResponsesBody
 from gateway.openai.responses.endpoint import ResponsesEndpoint
 from gateway.openai.schema import ChatCompletionBody
-from gateway.openai.turn import TurnPlan
 
 
 class InputTokensEndpoint(ResponsesEndpoint):
-    async def _answer(
-        self,
-        admitted: Admitted[ResponsesBody],
-        wish: ChatCompletionBody,
-        turn: TurnPlan,
-        plan: GenerationPlan,
-    ) -> web.StreamResponse:
-        async with self._admission.running(admitted) as reservation:
+    async def _answer(self, attempt: Attempt[ResponsesBody, ChatCompletionBody]) -> web.StreamResponse:
+        admitted, plan = attempt.admitted, attempt.plan
+        async with self._admission.running(admitted):
             num_tokens = sum(len(prompt.token_ids) for prompt in plan.prompts)
             document = {"object": "response.input_tokens", "input_tokens": num_tokens}
             return web.Response(
                 body=msgspec.json.encode(document),
                 content_type="application/json",
-                headers=admitted.answer_headers(reservation),
+                headers=admitted.answer_headers(),
             )

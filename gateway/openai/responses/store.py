@@ -79,8 +79,7 @@ class ResponseStore:
         try:
             return await self._breaker.call(lambda: self._set(key, value))
         except RedisUnavailableError:
-            logger.warning("%s is not stored: Redis is unavailable", response_id)
-            return False
+            return False  # which its client is told; in the log the breaker has said so, once
 
     async def get(self, tenant: TenantId, response_id: str) -> ResponseRecord | None:
         """None: there is none, or it is another tenant's. Raises ApiError 503 if it cannot be known."""

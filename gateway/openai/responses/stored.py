@@ -87,7 +87,7 @@ class StoredResponsesEndpoint:
         return record
 
     async def _tenant(self, request: web.Request) -> TenantId:
-        key = await self._services.authenticator.authenticate(request.headers)
+        key = await self._services.authenticator.authenticate(request.headers, request.remote)
         self._services.policy.current.tenant(key.tenant)  # which has to exist still
         return key.tenant
 

@@ -54,11 +54,19 @@ class EngineState(TypedDict):
 
 
 @with_config(CLOSED)
+class ConfigurationState(TypedDict):
+    path: str | None
+    error: str | None
+    loaded_at: float | None
+
+
+@with_config(CLOSED)
 class AdminStatus(TypedDict):
     policy_version: int
     tenants: list[str]
     routes: list[str]
     draining: bool
+    configuration: ConfigurationState
     engines: list[EngineState]
 
 

@@ -1,0 +1,120 @@
+"""`headrace experiment`: what the A/B tests of routes have shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from compose.commands.options import DEFAULT_RUN_DIR, ConfigOption, RunDirOption
+
+if TYPE_CHECKING:
+    from compose.experiment.figures import ExperimentStore
+
+app = typer.Typer(help="A/B tests of routes: figures and verdicts.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_experiments(config: ConfigOption = None, run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
+    """Show the experiments that there are figures of."""
+    from rich.console import Console  # local: see compose/cli.py
+    from rich.table import Table
+
+    from compose.experiment.text import moment
+
+    table = Table("route", "version", "subjects", "requests", "began", "last request", "variants", box=None)
+    with _store(run_dir, config) as store:
+        for name in store.names():
+            figures = store.read(name)
+            if figures is None:
+                continue
+            variants = figures.record.variants
+            table.add_row(
+                name.route,
+                str(name.version),
+                f"{figures.num_subjects:,}",
+                f"{sum(one.assigned.requests for one in variants.values()):,}",
+                moment(figures.record.began_at),
+                moment(figures.record.updated_at),
+                ", ".join(sorted(variants)),
+            )
+    Console().print(table if table.row_count else "no route with several variants has been asked yet")
+
+
+@app.command()
+def report(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the route.")],
+    version: Annotated[
+        int | None, typer.Option("--version", metavar="N", help="Default: the newest with figures.")
+    ] = None,
+    metric: Annotated[
+        str, typer.Option("--metric", help="The primary one: ttft, tpot, e2e, failed, aborted or feedback.")
+    ] = "ttft",
+    control: Annotated[
+        str | None, typer.Option("--control", metavar="VARIANT", help="Default: the route's first one.")
+    ] = None,
+    alpha: Annotated[
+        float, typer.Option("--alpha", min=0.0001, max=0.5, help="Chance of a false call, over all looks.")
+    ] = 0.05,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page that needs no network, too.")
+    ] = None,
+    config: ConfigOption = None,
+    run_dir: RunDirOption = DEFAULT_RUN_DIR,
+) -> None:
+    """Say how the variants of a route differ, and how sure that is. It may be asked as often as one likes."""
+    import msgspec  # local: see compose/cli.py
+    from rich.console import Console
+
+    from compose.experiment.figures import ExperimentName
+    from compose.experiment.html import report_page
+    from compose.experiment.report import make_report
+    from compose.experiment.text import report_text
+    from compose.experiment.verdict import verdict
+    from shared.errors import ConfigError
+
+    if html is not None and not html.resolve().parent.is_dir():
+        raise ConfigError(f"there is no folder for {html}", "--html")
+    with _store(run_dir, config) as store:
+        versions = [known.version for known in store.names() if known.route == name]
+        wanted = version if version is not None else max(versions, default=0)
+        figures = store.read(ExperimentName(name, wanted)) if wanted in versions else None
+    if figures is None:
+        there_is = f"; there are the versions {', '.join(map(str, versions))}" if versions else ""
+        its_version = "" if version is None else f", version {version}"
+        raise ConfigError(
+            f"there are no figures of {name!r}{its_version}{there_is}; see `headrace experiment list`", "NAME"
+        )
+    made = make_report(figures, metric=metric, control=control, alpha=alpha)
+    if html is not None:
+        html.write_text(report_page(made), encoding="utf-8")
+    if as_json:
+        document = {"verdict": verdict(made), **msgspec.to_builtins(made)}
+        typer.echo(msgspec.json.format(msgspec.json.encode(document)))
+    else:
+        Console().print(report_text(made))
+
+
+@contextmanager
+def _store(run_dir: Path, config: Path | None) -> Iterator[ExperimentStore]:
+    import msgspec  # local: see compose/cli.py
+    import redis
+
+    from compose.experiment.figures import ExperimentStore
+    from compose.stack_access import redis_access
+    from shared.errors import ConfigError
+
+    access = redis_access(run_dir, config)
+    client = access.connect()
+    try:
+        yield ExperimentStore(client, access.keys)
+    except redis.RedisError as error:
+        raise ConfigError(f"Redis does not answer: {error}", "HEADRACE_REDIS_URL") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"the figures are of another version of Headrace: {error}", "NAME") from error
+    finally:
+        client.close()

@@ -1,0 +1,128 @@
+"""`headrace usage`: what tenants have asked for, and what it came to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from compose.commands.options import DEFAULT_RUN_DIR, ConfigOption, RunDirOption
+
+if TYPE_CHECKING:
+    from compose.usage_source import UsageSource
+    from shared.usage_database import UsageFilter
+
+
+def usage(
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="30m, 24h, 7d, or a date such as 2026-11-01 (UTC)."),
+    ] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Not included.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this one's requests.")] = None,
+    route: Annotated[str | None, typer.Option("--route", help="Only what was asked of it.")] = None,
+    key: Annotated[str | None, typer.Option("--key", metavar="KEY_ID", help="Only by this key.")] = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by",
+            help="What to sum by, with commas: tenant, key, route, variant, model, engine, operation, "
+            "outcome, day, hour; empty for one sum.",
+        ),
+    ] = "tenant,model",
+    rows: Annotated[bool, typer.Option("--rows", help="Single requests instead of sums.")] = False,
+    with_shadow: Annotated[
+        bool, typer.Option("--with-shadow", help="Also copies for shadow variants, which nobody pays for.")
+    ] = False,
+    output_format: Annotated[
+        Literal["table", "csv", "json", "parquet"], typer.Option("--format", help="How to print it.")
+    ] = "table",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Instead of the terminal.")
+    ] = None,
+    config: ConfigOption = None,
+    run_dir: RunDirOption = DEFAULT_RUN_DIR,
+) -> None:
+    """Sum requests and tokens from the configured SQLite file, else from what Redis still has."""
+    import time  # local: see compose/cli.py
+
+    from rich.console import Console
+
+    from compose.moments import past_moment
+    from compose.usage_output import as_csv, as_json, usage_table, write_parquet
+    from shared.errors import ConfigError
+    from shared.usage_database import GROUPINGS, SUMS, UsageFilter
+
+    now = time.time()
+    groups = list(dict.fromkeys(name.strip() for name in by.split(",") if name.strip()))
+    for name in groups:
+        if name not in GROUPINGS:
+            raise ConfigError(f"--by: {name!r} is none of {', '.join(GROUPINGS)}", "by")
+    if output_format == "parquet" and output is None:
+        raise ConfigError("parquet needs --output FILE", "output")
+    wanted = UsageFilter(
+        since=None if since is None else past_moment(since, "--since", now),
+        until=None if until is None else past_moment(until, "--until", now),
+        tenant=tenant,
+        route=route,
+        key=key,
+        with_shadow=with_shadow,
+    )
+    source = _source(wanted, config, run_dir)
+    found = list(source.database.rows(wanted)) if rows else source.database.sums(wanted, groups)
+    columns = list(found[0]) if found else [*groups, *SUMS]
+    if source.incomplete_until is not None:
+        _warn_of_gap(source.incomplete_until)
+    match output_format:
+        case "parquet":
+            assert output is not None, "checked above"
+            write_parquet(found, columns, output)
+        case "table" if output is None:
+            Console().print(usage_table(found, columns))
+        case "csv" | "table":
+            _write(as_csv(found, columns), output)
+        case "json":
+            _write(as_json(found), output)
+
+
+def _source(wanted: UsageFilter, config: Path | None, run_dir: Path) -> UsageSource:
+    import redis  # local: see compose/cli.py
+
+    from compose.stack_access import redis_access
+    from compose.stack_config import read_config
+    from compose.usage_source import file_source, stream_source
+    from shared.errors import ConfigError
+
+    if (source := file_source(read_config(config))) is not None:
+        return source
+    access = redis_access(run_dir, config)
+    client = access.connect()
+    try:
+        return stream_source(client, access.keys, wanted)
+    except redis.RedisError as error:
+        raise ConfigError(f"Redis does not answer: {error}", "HEADRACE_REDIS_URL") from error
+    finally:
+        client.close()
+
+
+def _warn_of_gap(incomplete_until: float) -> None:
+    from compose.moments import shown  # local: see compose/cli.py
+
+    typer.echo(
+        f"headrace: Redis has rows only from {shown(incomplete_until)} on; older ones were dropped "
+        "(see max_rows and sqlite in [usage])",
+        err=True,
+    )
+
+
+def _write(content: bytes, output: Path | None) -> None:
+    from shared.errors import ConfigError  # local: see compose/cli.py
+
+    if output is None:
+        typer.echo(content.decode(), nl=False)
+        return
+    try:
+        output.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"cannot write {output}: {error.strerror}", "output") from error

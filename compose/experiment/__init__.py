@@ -1,0 +1,1 @@
+"""What the figures of an experiment say, and how sure that is."""

@@ -1,0 +1,57 @@
+"""`POST /v1/feedback`: a client's score of an answer, for the experiment that the answer belongs to."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from aiohttp import web
+from pydantic import Field, StringConstraints
+
+from gateway.errors import ApiError
+from gateway.openai.body import read_json
+from gateway.openai.schema import check_body
+from gateway.openai.strict_body import Body, Label
+from gateway.openai.unknown_fields import check_without_unknown, header_value
+from gateway.services import Services
+
+
+class FeedbackBody(Body):
+    response_id: Annotated[str, StringConstraints(min_length=1, max_length=128)]  # the answer's `id`
+    score: float = Field(ge=-1, le=1, allow_inf_nan=False)  # -1: as bad as can be, 1: as good
+    comment: Label | None = None
+
+
+class FeedbackEndpoint:
+    """Another tenant's answer is answered for like one that never was."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def handle(self, request: web.Request) -> web.Response:
+        services = self._services
+        key = await services.authenticator.authenticate(request.headers, request.remote)
+        policy = services.policy.current
+        policy.tenant(key.tenant)  # which has to exist still
+        document = await read_json(request, policy.options)
+        ignored: tuple[str, ...] = ()
+        if policy.options.unknown_fields == "ignore":
+            body, ignored = check_without_unknown(FeedbackBody, document)
+        else:
+            body = check_body(FeedbackBody, document)
+        if not await services.feedback.add(key.tenant, body.response_id, body.score, body.comment or ""):
+            raise ApiError(
+                404,
+                f"No answer with id {body.response_id!r} can be scored: there was none in the last day, or "
+                "what it was asked of is no experiment.",
+                kind="invalid_request_error",
+                code="response_not_found",
+                param="response_id",
+            )
+        return web.Response(
+            body=msgspec.json.encode(
+                {"object": "feedback", "response_id": body.response_id, "score": body.score}
+            ),
+            content_type="application/json",
+            headers={"x-headrace-ignored": header_value(ignored)} if ignored else None,
+        )

@@ -1,0 +1,1 @@
+"""Usage records of this gateway: collected while requests end, written beside them."""

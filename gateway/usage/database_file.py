@@ -1,0 +1,48 @@
+"""Usage rows in an SQLite file, by option: for billing, beyond what Redis keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from gateway.usage.outlet import PlaceUnavailableError
+from shared.usage import UsageRecord
+from shared.usage_database import UsageDatabase
+
+
+class UsageFile:
+    """Several gateways may share the file. It is only touched in a thread: a disk may take its time."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._path = path
+        self._database: UsageDatabase | None = None
+        # One thread: SQLite's connections belong to theirs.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="usage")
+
+    async def write(self, number: int, rows: Sequence[UsageRecord]) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._insert, rows)
+        except (sqlite3.Error, OSError) as error:
+            raise PlaceUnavailableError(str(error)) from error
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        self._thread.shutdown()
+
+    def _insert(self, rows: Sequence[UsageRecord]) -> None:
+        if self._database is None:
+            self._database = UsageDatabase.open(self._path)
+        try:
+            self._database.insert(rows)
+        except sqlite3.Error:
+            self._close()  # the file may have been replaced, or its disk: the next try opens it anew
+            raise
+
+    def _close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
