@@ -61,6 +61,7 @@ up: setup
 	@$(BIN)/headrace up $(if $(PORT),--port $(PORT)) $(if $(CONFIG),--config $(CONFIG)) $(ARGS)
 
 test: setup clients
+	@$(BIN)/python -c "from kernels.cpu.build import built_library; built_library()"  # once, not beside the tests
 	$(BIN)/pytest $(IN_PARALLEL) $(ARGS)
 
 soak: setup clients
