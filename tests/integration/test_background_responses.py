@@ -13,6 +13,7 @@ import pytest
 from openai.types.responses import Response
 
 from gateway.breaker import RedisBreaker
+from gateway.openai.responses.background import BackgroundResponses
 from gateway.openai.responses.identity import fresh_response_id
 from gateway.openai.responses.store import LOST, ResponseStore
 from shared.identifiers import TenantId
@@ -189,6 +190,31 @@ def test_of_two_who_end_it_at_the_same_time_one_does(redis_url):
         await client.aclose()
 
     asyncio.run(race())
+
+
+def test_who_cancels_at_its_own_gateway_ends_its_task_at_once_and_not_with_its_lease(redis_url):
+    async def cancel() -> None:
+        client = connect_async(redis_url, 2000)
+        store = ResponseStore(client, RedisKeys("soon"), RedisBreaker(), lifetime_s=60, max_bytes=10_000)
+        ours = BackgroundResponses(store)  # nobody runs keep_leases
+        tenant, its_id, has_begun = TenantId("one"), fresh_response_id(), asyncio.Event()
+
+        async def make() -> None:
+            await ours.begin(tenant, ResponseRecord({"id": its_id, "status": "queued", "usage": None}, []))
+            has_begun.set()
+            await asyncio.Event().wait()
+
+        making = asyncio.create_task(make())
+        await has_begun.wait()
+        ours.cancel(TenantId("two"), its_id)
+        ours.cancel(tenant, its_id)
+        async with asyncio.timeout(10):
+            with pytest.raises(asyncio.CancelledError):
+                await making
+        ours.cancel(tenant, its_id)  # it is forgotten, so this is for nobody
+        await client.aclose()
+
+    asyncio.run(cancel())
 
 
 def test_one_that_ends_while_redis_is_frozen_is_stored_after_that(tmp_path):

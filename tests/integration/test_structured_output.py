@@ -172,6 +172,11 @@ SCHEMA = {
 }
 
 
+# 1 is an integer and a number, so no grammar can keep to exactly one of the two
+EITHER = {"type": "object", "properties": {"x": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}}
+STRICT_TOOL = {"type": "function", "function": {"name": "f", "strict": True, "parameters": EITHER}}
+
+
 @pytest.fixture(scope="module")
 def stack(redis_url: str) -> Iterator[Stack]:
     with Stack(redis_url, {"models": [fake_model(max_model_len=2048)]}) as stack:
@@ -234,6 +239,8 @@ def test_a_stop_string_cuts_what_has_the_form(stack, key):
         {"structured_outputs": {"json": "{"}},
         {"structured_outputs": {"regex": "a" * 100_000}},
         {"structured_outputs": {"regex": "("}, "stream": True},
+        {"tools": [STRICT_TOOL], "tool_choice": "required"},
+        {"tools": [STRICT_TOOL], "stream": True},
     ],
     ids=lambda fields: str(fields)[:60],
 )
