@@ -7,9 +7,8 @@ import logging
 import secrets
 from typing import Any
 
-import redis
-
 from compose.key_settings import KeySettings
+from shared.api_key_settings import MAX_OVERLAP_S
 from shared.api_keys import ApiKeyStore, NewApiKey
 from shared.audit import AUDIT_FIELD, MAX_AUDIT_RECORDS, AuditRecord, audit_bytes
 from shared.config import Limits
@@ -35,7 +34,7 @@ class KeyDesk:
             known = [entry.name for entry in from_json(PolicyRecord, policy).tenants_in_force]
             if tenant not in known:
                 raise ConfigError(f"no tenant is named {tenant!r}; known: {', '.join(known)}", "tenant")
-        fields = settings.fields() if settings is not None else {}
+        fields = settings.of_new_key() if settings is not None else {}
         made = self._store.create(TenantId(tenant), **fields)
         self._audit("key.create", made.record, {"tenant": tenant, **fields})
         return made
@@ -52,6 +51,9 @@ class KeyDesk:
         return record
 
     def rotate(self, key_id: str, overlap_s: float) -> NewApiKey:
+        """Raises ConfigError for an old secret that would go on for more than a year."""
+        if overlap_s > MAX_OVERLAP_S:
+            raise ConfigError(f"--overlap: at most {MAX_OVERLAP_S / 86_400:.0f} days", "--overlap")
         made = self._store.rotate(key_id, overlap_s)
         self._audit("key.rotate", made.record, {"overlap_s": overlap_s})
         return made
@@ -67,7 +69,14 @@ class KeyDesk:
         return record
 
     def _audit(self, action: str, record: ApiKeyRecord, change: dict[str, Any]) -> None:
-        """After the change, which is made by now: it must not be told as if it had failed."""
+        """After the change, which is made by now: it must not be told as if it had failed, and a new
+        secret must reach whoever asked for it."""
+        try:
+            self._write_audit(action, record, change)
+        except Exception as error:  # whatever it is, the change is made
+            logger.warning("%s of %s is not in the audit: %s", action, record.key_id, error)
+
+    def _write_audit(self, action: str, record: ApiKeyRecord, change: dict[str, Any]) -> None:
         told = {
             name: value.model_dump(exclude_defaults=True) if isinstance(value, Limits) else value
             for name, value in change.items()
@@ -79,15 +88,12 @@ class KeyDesk:
             object=record.key_id,
             change={**told, "version": record.version},
         )
-        try:
-            self._client.xadd(
-                self._keys.audit,
-                {AUDIT_FIELD: audit_bytes(entry)},
-                maxlen=MAX_AUDIT_RECORDS,
-                approximate=True,
-            )
-        except redis.RedisError as error:
-            logger.warning("%s of %s is not in the audit: %s", action, record.key_id, error)
+        self._client.xadd(
+            self._keys.audit,
+            {AUDIT_FIELD: audit_bytes(entry)},
+            maxlen=MAX_AUDIT_RECORDS,
+            approximate=True,
+        )
 
 
 def _user() -> str:

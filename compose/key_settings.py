@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from pydantic import ValidationError
 
 from compose.moments import moment
+from shared.api_key_settings import KeySettingError, check_settings, with_settings
 from shared.config import Limits
 from shared.errors import ConfigError
 from shared.networks import parse_network
 from shared.redis_schema import ApiKeyRecord
 
 NONE = "none"  # takes a setting back
+_FLAGS = {"not_after": "--expires", "not_before": "--not-before", "cidrs": "--cidr"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,16 @@ class KeySettings:
 
     def applied_to(self, record: ApiKeyRecord) -> ApiKeyRecord:
         """Raises ConfigError that names the flag."""
-        return msgspec.structs.replace(record, **self.fields(record.limits))
+        fields = self.fields(record.limits)
+        with _flag_named():
+            return with_settings(record, fields)
+
+    def of_new_key(self) -> dict[str, Any]:
+        """Fields of its record. Raises ConfigError that names the flag."""
+        fields = self.fields()
+        with _flag_named():
+            check_settings(fields)
+        return fields
 
     def fields(self, limits: Limits | None = None) -> dict[str, Any]:
         """Those that change. Raises ConfigError that names the flag."""
@@ -65,6 +76,15 @@ class KeySettings:
             first = error.errors()[0]
             name = str(first["loc"][0]) if first["loc"] else "limits"
             raise ConfigError(f"--{name.replace('_', '-')}: {first['msg']}", name) from error
+
+
+@contextmanager
+def _flag_named() -> Iterator[None]:
+    try:
+        yield
+    except KeySettingError as error:
+        flag = _FLAGS.get(error.field, f"--{error.field}")
+        raise ConfigError(f"{flag}: {error.message}", flag) from error
 
 
 def _moment_or_none(text: str, option: str, now: float) -> float | None:

@@ -32,8 +32,8 @@ def key_table(records: Sequence[ApiKeyRecord], now: float) -> Table:
         table.add_row(
             record.key_id,
             "\n".join(f"{secret.display_prefix}…" for secret in _live(record, now)),
-            record.tenant,
-            escape(record.name),
+            _plain(record.tenant),
+            _plain(record.name),
             state_of(record, now),
             shown(record.created_at),
             shown(record.not_after),
@@ -59,7 +59,7 @@ def key_card(record: ApiKeyRecord, now: float) -> Table:
         "version": str(record.version),
     }
     for name, value in rows.items():
-        table.add_row(name, escape(value))
+        table.add_row(name, _plain(value))
     for secret in record.secrets:
         ends = shown(secret.not_after, "never")
         table.add_row("secret", f"{secret.display_prefix}… of {shown(secret.created_at)}, ends {ends}")
@@ -89,6 +89,11 @@ def key_document(record: ApiKeyRecord, now: float) -> dict[str, Any]:
             for secret in record.secrets
         ],
     }
+
+
+def _plain(text: str) -> str:
+    """Fit for a terminal: what it would obey is written out, as "\\x1b"."""
+    return escape("".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text))
 
 
 def _live(record: ApiKeyRecord, now: float) -> list[Any]:

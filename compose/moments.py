@@ -6,10 +6,10 @@ import re
 from datetime import UTC, datetime
 
 from shared.errors import ConfigError
+from shared.moments import END_OF_DATES, date_of
 
 _SECONDS_IN = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(\d{1,9})([smhdw])")
-_LAST_YEAR = 9000  # a later moment could not be shown
 
 
 def duration_s(text: str, option: str) -> float:
@@ -33,7 +33,7 @@ def moment(text: str, option: str, now: float) -> float:
                 option,
             ) from error
         seconds = (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
-    if not 0 <= seconds < _LAST_YEAR * 365.2425 * 86_400 - 62_167_219_200:
+    if not 0 <= seconds < END_OF_DATES:
         raise ConfigError(f"{option}: {text!r} is too far away", option)
     return seconds
 
@@ -46,10 +46,14 @@ def past_moment(text: str, option: str, now: float) -> float:
 
 
 def shown(seconds: float | None, otherwise: str = "–") -> str:
-    if seconds is None:
-        return otherwise
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%SZ}"
+    """What is no date is shown as the number that it is."""
+    return otherwise if seconds is None else _written(seconds, "%Y-%m-%d %H:%M:%SZ")
 
 
 def in_json(seconds: float | None) -> str | None:
-    return None if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return None if seconds is None else _written(seconds, "%Y-%m-%dT%H:%M:%SZ")
+
+
+def _written(seconds: float, form: str) -> str:
+    date = date_of(seconds)
+    return str(seconds) if date is None else date.strftime(form)

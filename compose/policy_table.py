@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Column, Table
 
 from compose.moments import shown
@@ -43,11 +44,11 @@ def changes_table(changes: Sequence[dict[str, Any]]) -> Table:
         version = "" if change["version_after"] is None else str(change["version_after"])
         table.add_row(
             shown(change["time"]),
-            change["actor"],
+            escape(change["actor"]),
             change["action"],
-            change["object"],
+            escape(change["object"]),
             version,
-            _difference(change["change"]),
+            escape(_difference(change["change"])),
         )
     return table
 
@@ -57,12 +58,12 @@ def _origin(entry: Entry) -> str:
 
 
 def _options(config: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+    return escape(", ".join(f"{key}={json.dumps(value)}" for key, value in config.items()))
 
 
 def _words(value: Any) -> str:
-    """Of a publication: what was added, removed and changed, as far as something was."""
-    if not isinstance(value, dict):
+    """Of a publication: what was added, removed and changed, as far as something was. Else the value."""
+    if not isinstance(value, dict) or not set(value) <= {"added", "removed", "changed"}:
         return json.dumps(value)
     return ", ".join(f"{what} {' '.join(names)}" for what, names in value.items() if names) or "–"
 

@@ -33,6 +33,7 @@ from shared.identifiers import EngineId
 
 MAX_SOCKET_PATH_BYTES = 107  # sun_path of unix(7) less its final zero
 SECRETS_FILE = "secrets.json"
+CONFIG_FILE = "config.json"
 LONGEST_SOCKET_NAME = "999.sock"
 
 
@@ -108,7 +109,7 @@ class RunDirectory:
 
     @property
     def config_file(self) -> Path:
-        return self.path / "config.json"
+        return self.path / CONFIG_FILE
 
     @property
     def gateway_ready_file(self) -> Path:
@@ -146,7 +147,7 @@ class RunDirectory:
         self._lock = None
 
     def _remove_leftovers(self) -> None:
-        for name in ("stack.json", "gateway.json", "config.json"):
+        for name in ("stack.json", "gateway.json", CONFIG_FILE):
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.socket_directory, ignore_errors=True)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import redis
 
-from compose.run_directory import StackRecord, read_secrets, read_stack
-from compose.stack_config import ADMIN_TOKEN, KEY_PEPPER, read_config, redis_url
+from compose.run_directory import CONFIG_FILE, StackRecord, read_secrets, read_stack
+from compose.stack_config import ADMIN_TOKEN, KEY_PEPPER, REDIS_URL, read_config, redis_url
+from shared.config import HeadraceConfig
 from shared.errors import ConfigError
 from shared.redis_client import connect
 from shared.redis_schema import RedisKeys
@@ -33,15 +34,42 @@ class RedisAccess:
 
 
 def redis_access(run_directory: Path, config_file: Path | None) -> RedisAccess:
-    """Raises ConfigError when there is neither a Redis URL nor a stack that is up."""
+    """Raises ConfigError when there is neither a Redis URL nor a stack that is up.
+
+    A stack that is up is found also while the `headrace.toml` that it follows is not valid.
+    """
     stack = read_stack(run_directory)
-    config = read_config(config_file)
+    try:
+        config = read_config(config_file)
+    except ConfigError:
+        if stack is None or not _is_found_without_file(stack, config_file):
+            raise
+        return RedisAccess(stack.redis_url, stack.namespace)
     url = redis_url(config)
     if stack is not None and url in (None, stack.redis_url):
         return RedisAccess(stack.redis_url, stack.namespace)
     if url is None:
         raise ConfigError(no_stack(run_directory, "set HEADRACE_REDIS_URL"), "run-dir")
     return RedisAccess(url, config.redis.namespace)
+
+
+def stack_config(run_directory: Path, config_file: Path | None) -> HeadraceConfig:
+    """The file's; while `headrace.toml` is not valid, that which a stack that is up was started with.
+
+    Raises ConfigError.
+    """
+    try:
+        return read_config(config_file)
+    except ConfigError:
+        stack = read_stack(run_directory)
+        if stack is None or not _is_found_without_file(stack, config_file):
+            raise
+        return read_config(run_directory / CONFIG_FILE)
+
+
+def _is_found_without_file(stack: StackRecord, config_file: Path | None) -> bool:
+    """Whether nobody has named a file, or the Redis of another stack."""
+    return config_file is None and (os.environ.get(REDIS_URL) or stack.redis_url) == stack.redis_url
 
 
 def key_pepper(run_directory: Path, environment: Mapping[str, str] = os.environ) -> str:

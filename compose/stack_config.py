@@ -17,6 +17,7 @@ from shared.config import (
     ModelConfig,
     load_config,
     parse_config,
+    require_content,
 )
 from shared.errors import ConfigError
 
@@ -28,7 +29,7 @@ REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 MAX_NAME_LENGTH = 128
 
 
-def read_config(path: Path | None) -> HeadraceConfig:
+def read_config(path: Path | None, *, may_be_empty: bool = True) -> HeadraceConfig:
     """A TOML file, or the JSON that the supervisor hands to its services. Raises ConfigError.
 
     Without a path: `headrace.toml` of the working directory if there is one, else the defaults.
@@ -36,11 +37,16 @@ def read_config(path: Path | None) -> HeadraceConfig:
     if path is None:
         path = DEFAULT_CONFIG_FILE if DEFAULT_CONFIG_FILE.is_file() else None
     if path is None or path.suffix != ".json":
-        return load_config(path)
+        return load_config(path, may_be_empty=may_be_empty)
     try:
-        return parse_config(json.loads(path.read_bytes()))
+        document = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}", "config") from error
+    except RecursionError as error:  # whose words are about the interpreter
+        raise ConfigError(f"cannot read {path}: it is nested too deeply", "config") from error
+    if not may_be_empty:
+        require_content(document, path)
+    return parse_config(document)
 
 
 def config_file(path: Path | None) -> Path | None:

@@ -20,12 +20,15 @@ from shared.usage_database import UsageDatabase, UsageFilter
 NUM_ENTRIES_AT_ONCE = 2000
 # A row is written when its request has ended, by the clock of Redis; its arrival is by a gateway's.
 CLOCK_SLACK_S = 300.0
+_DECODER = msgspec.json.Decoder(UsageRecord)
 
 
 @dataclass(frozen=True, slots=True)
 class UsageSource:
     database: UsageDatabase
+    name: str  # for messages
     incomplete_until: float | None = None  # unix time: rows before it may be missing
+    num_left_out: int = 0  # rows that cannot be read, or not be summed
 
 
 def file_source(config: HeadraceConfig) -> UsageSource | None:
@@ -33,7 +36,7 @@ def file_source(config: HeadraceConfig) -> UsageSource | None:
     if config.usage.sqlite is None:
         return None
     try:
-        return UsageSource(UsageDatabase.open_to_read(Path(config.usage.sqlite)))
+        return UsageSource(UsageDatabase.open_to_read(Path(config.usage.sqlite)), config.usage.sqlite)
     except sqlite3.Error as error:
         raise ConfigError(f"cannot read {config.usage.sqlite}: {error}", "usage.sqlite") from error
 
@@ -41,16 +44,37 @@ def file_source(config: HeadraceConfig) -> UsageSource | None:
 def stream_source(client: redis.Redis, keys: RedisKeys, wanted: UsageFilter) -> UsageSource:
     """A copy in memory of the rows that may be wanted. Raises redis.RedisError."""
     database = UsageDatabase.in_memory()
-    database.insert(_rows(client, keys, wanted))
-    return UsageSource(database, _incomplete_until(client, keys, wanted))
+    num_left_out = 0
+    for values in _values(client, keys, wanted):
+        rows = [row for value in values if (row := _row(value)) is not None]
+        num_left_out += len(values) - len(rows) + _insert(database, rows)
+    return UsageSource(database, "Redis", _incomplete_until(client, keys, wanted), num_left_out)
 
 
-def _rows(client: redis.Redis, keys: RedisKeys, wanted: UsageFilter) -> Iterator[UsageRecord]:
-    decode = msgspec.json.Decoder(UsageRecord).decode
+def _insert(database: UsageDatabase, rows: list[UsageRecord]) -> int:
+    """How many of them could not be put into it: those with an integer of more than 64 bits."""
+    try:
+        database.insert(rows)
+    except OverflowError:
+        if len(rows) == 1:
+            return 1
+        middle = len(rows) // 2
+        return _insert(database, rows[:middle]) + _insert(database, rows[middle:])
+    return 0
+
+
+def _row(value: bytes | None) -> UsageRecord | None:
+    """None: it is none."""
+    try:
+        return _DECODER.decode(value or b"")
+    except msgspec.DecodeError:
+        return None
+
+
+def _values(client: redis.Redis, keys: RedisKeys, wanted: UsageFilter) -> Iterator[list[bytes | None]]:
     start = "-" if wanted.since is None else str(max(0, int((wanted.since - CLOCK_SLACK_S) * 1000)))
     while entries := _entries(client, keys, start):
-        for _, fields in entries:
-            yield decode(fields[b"row"])
+        yield [fields.get(b"row") for _, fields in entries]
         start = f"({entries[-1][0].decode()}"
 
 

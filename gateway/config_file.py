@@ -19,8 +19,9 @@ from shared.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
-SETTLE_INTERVAL_S = 0.1  # a file that is still being written is not read: half of one may be valid, too
-MAX_SETTLE_CHECKS = 50
+SETTLE_INTERVAL_S = 0.5  # a file that is still being written is not read: half of one may be valid, too
+START_SETTLE_INTERVAL_S = 0.1  # nobody is known to have just touched it, and clients wait
+MAX_SETTLE_CHECKS = 10
 
 # Options of [gateway] that can change while it runs; tenants and routes can, and nothing else.
 RELOADABLE_OPTIONS = (
@@ -41,10 +42,13 @@ _Stamp = tuple[int, int, int]  # time of change, size, inode
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
-    """The user's own file. `load` reads it with the flags of the start applied, and raises ConfigError."""
+    """The user's own file. `load` reads it with the flags of the start applied, and raises ConfigError.
+
+    It is told whether the file may be empty.
+    """
 
     path: Path
-    load: Callable[[], HeadraceConfig]
+    load: Callable[[bool], HeadraceConfig]
 
 
 class ConfigFile:
@@ -77,7 +81,7 @@ class ConfigFile:
         if self._source is None:
             await self._policy.publish()
             return
-        await self._load(self._source)
+        await self._load(self._source, is_start=True)
         if self.error is not None:
             await self._policy.publish(only_if_absent=True)
 
@@ -102,13 +106,20 @@ class ConfigFile:
     async def _has_changed(self, path: Path) -> bool:
         return await asyncio.to_thread(_stamp_of, path) != self._stamp
 
-    async def _load(self, source: ConfigSource) -> None:
-        self._stamp = await _settled_stamp(source.path)
+    async def _load(self, source: ConfigSource, *, is_start: bool = False) -> None:
+        self._stamp = await _settled_stamp(
+            source.path, START_SETTLE_INTERVAL_S if is_start else SETTLE_INTERVAL_S
+        )
+        # Nobody empties a file to lock all tenants out, but editors and full disks do for a moment.
+        may_be_empty = is_start and not self._has_policy_to_lose()
         try:
-            found = await asyncio.to_thread(source.load)
+            found = await asyncio.to_thread(source.load, may_be_empty)
             config = self._merged(found)
         except ConfigError as error:
             self._refuse(error.message)
+            return
+        except Exception as error:  # a file must not be able to end the gateway
+            self._refuse(f"cannot check it: {type(error).__name__}: {error}", fault=error)
             return
         if self._first is None:
             self._first = found
@@ -120,9 +131,14 @@ class ConfigFile:
         self._tell_of_hidden(found)
         self._tell_to_restart(self._first, found)
 
-    def _refuse(self, reason: str) -> None:
+    def _has_policy_to_lose(self) -> bool:
+        """As a gateway has that is started again, from a copy of what the file once was."""
+        nothing = HeadraceConfig()
+        return self._running.tenants != nothing.tenants or self._running.routes != nothing.routes
+
+    def _refuse(self, reason: str, fault: Exception | None = None) -> None:
         if reason != self.error:  # once for each fault, not each second
-            logger.error("%s is not put in force, and what was stays: %s", self.path, reason)
+            logger.error("%s is not put in force, and what was stays: %s", self.path, reason, exc_info=fault)
         self.error = reason
         self._failed.set(1)
 
@@ -167,11 +183,11 @@ _FIXED_SECTIONS = tuple(
 )
 
 
-async def _settled_stamp(path: Path) -> _Stamp | None:
+async def _settled_stamp(path: Path, interval_s: float) -> _Stamp | None:
     """Once it is the same twice."""
     before = await asyncio.to_thread(_stamp_of, path)
     for _ in range(MAX_SETTLE_CHECKS):
-        await asyncio.sleep(SETTLE_INTERVAL_S)
+        await asyncio.sleep(interval_s)
         stamp = await asyncio.to_thread(_stamp_of, path)
         if stamp == before:
             break

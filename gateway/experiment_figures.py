@@ -13,14 +13,13 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from functools import partial
 
 import msgspec
 import redis.asyncio
 
 from gateway.breaker import RedisBreaker, RedisUnavailableError
-from shared.config import RouteConfig
+from gateway.routing.draw import Draw
 from shared.experiment_figures import (
     MAX_SUBJECT_WEIGHT,
     NUM_GROUPS,
@@ -48,7 +47,6 @@ MAX_PENDING_CELLS = 100_000  # subjects of more than these do not count for the 
 MAX_PER_PIPELINE = 500  # answers and cells, each: more at once would make streams wait
 FORGOTTEN_AFTER_S = 3600.0  # an experiment without requests leaves the memory, not Redis
 
-_ENGINE_OPERATIONS = frozenset(("chat", "text_completion", "embeddings", "score", "rerank"))
 _METRICS = (*TIMES, *RATES)
 ExperimentKey = tuple[str, int]  # route and version
 
@@ -71,7 +69,7 @@ class Experiment:
         when they put the records of old lives together."""
         return not self.has_changed and now - self.record.updated_at > FORGOTTEN_AFTER_S
 
-    def add(self, record: UsageRecord, route: RouteConfig) -> None:
+    def add(self, record: UsageRecord, draw: Draw) -> None:
         self.has_changed = True
         self.record.updated_at = time.time()
         cluster = cluster_of(record.subject_hash)
@@ -81,7 +79,7 @@ class Experiment:
         for number, value in values:
             weight, product = (
                 (1.0, value)  # each request is a subject
-                if route.sticky == "none"
+                if draw.is_per_request
                 else self._weigh(record.subject_hash, number, value)
             )
             sums = figures.cluster_sums(_METRICS[number])
@@ -97,7 +95,7 @@ class Experiment:
                     served.served_histograms.setdefault(_METRICS[number], {}),
                 ):
                     histogram[bin_] = histogram.get(bin_, 0) + 1
-        self._note_subject(record, route)
+        self._note_subject(record, draw)
 
     def _weigh(self, subject_hash: int, number: int, value: float) -> tuple[float, float]:
         """What another value of a metric adds to the subject's weight, and to its weight times its mean."""
@@ -115,15 +113,12 @@ class Experiment:
         product_before = weight_before * total / count if count else 0.0
         return weight - weight_before, weight * (total + value) / (count + 1) - product_before
 
-    def _note_subject(self, record: UsageRecord, route: RouteConfig) -> None:
+    def _note_subject(self, record: UsageRecord, draw: Draw) -> None:
         cell = cell_of(record.subject_hash)
         if self._known_cells[cell >> 3] & (1 << (cell & 7)) or len(self.pending_cells) >= MAX_PENDING_CELLS:
             return
         self._known_cells[cell >> 3] |= 1 << (cell & 7)
-        weights = {arm.variant: arm.weight_at(record.arrived_at) for arm in route.split}
-        total = sum(weights.values())
-        if total > 0:
-            shares = {variant: weight / total for variant, weight in weights.items()}
+        if shares := draw.shares:
             self.pending_cells[cell] = (record.assigned_variant, shares)
 
 
@@ -133,33 +128,25 @@ class ExperimentFigures:
         client: redis.asyncio.Redis,
         keys: RedisKeys,
         breaker: RedisBreaker,
-        route_named: Callable[[str], RouteConfig | None],
         gateway_id: GatewayId,
     ) -> None:
-        """`route_named`: as the policy in force has it."""
         self._client = client
         self._keys = keys
         self._breaker = breaker
-        self._route_named = route_named
         self._gateway_id = gateway_id
         self._num_lives = 0
         self._experiments: dict[ExperimentKey, Experiment] = {}
         self._answers: dict[tuple[TenantId, str], AnswerRecord] = {}  # that are still to be written
 
-    def keep(self, record: UsageRecord) -> None:
-        """Of experiments only, and of requests that the split has assigned."""
-        if record.is_shadow or record.is_overridden or not _is_for_engine(record):
-            return
-        route = self._route_named(record.route)
-        if route is None or len(route.split) < 2:
-            return
+    def keep(self, record: UsageRecord, draw: Draw) -> None:
+        """Counts the request for the split that has assigned it, whatever the policy in force says now."""
         key = (record.route, record.experiment_version)
         experiment = self._experiments.get(key)
         if experiment is None or experiment.is_over(time.time()):
             self._num_lives += 1
             experiment = Experiment(f"{self._gateway_id}.{self._num_lives}", time.time())
             self._experiments[key] = experiment
-        experiment.add(record, route)
+        experiment.add(record, draw)
         if record.response_id is not None:
             if len(self._answers) >= MAX_PENDING_ANSWERS:
                 del self._answers[next(iter(self._answers))]
@@ -239,13 +226,6 @@ class ExperimentFigures:
         except BaseException:  # also while being cancelled: close() is still to come
             experiment.has_changed = True
             raise
-
-
-def _is_for_engine(record: UsageRecord) -> bool:
-    """Not of those that only count, show or turn tokens into text: these say nothing of a variant."""
-    return record.operation in _ENGINE_OPERATIONS and (
-        record.engine_id is not None or record.outcome != "ok"  # what is only rendered has no engine
-    )
 
 
 def _count(counts: RequestCounts, record: UsageRecord) -> None:

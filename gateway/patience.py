@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 
 GRACE_S = 0.005
+# Turns of the event loop until an answer that has come is read: the socket, the stream, who waits for it.
+NUM_LOOKS = 4
+MAX_EXTENSIONS = 3
 
 
 class Patience:
-    """As asyncio.timeout. But when the time is over, the event loop first looks once more at what has come:
-    where it stood still for longer than the limit, the answer may have been there all the time."""
+    """As asyncio.timeout. But when the time is over, the event loop first looks some times more at what has
+    come: where it stood still for longer than the limit, or has much to do in each turn, the answer may have
+    been there all the time. And a peer that `is_alive` gets the same time again, up to four times in all."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, is_alive: Callable[[], bool] | None = None) -> None:
         self._limit_s = limit_s
+        self._is_alive = is_alive
+        self._num_extensions_left = MAX_EXTENSIONS if is_alive is not None else 0
         self._has_expired = False
 
     async def __aenter__(self) -> None:
@@ -22,8 +29,8 @@ class Patience:
         self._task = task
         self._num_cancelled_before = task.cancelling()
         self._loop = task.get_loop()
-        grace_s = min(GRACE_S, self._limit_s / 4)
-        self._handle = self._loop.call_later(self._limit_s - grace_s, self._look_again, grace_s)
+        self._grace_s = min(GRACE_S, self._limit_s / 4) / NUM_LOOKS
+        self._begin()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -35,13 +42,20 @@ class Patience:
         if is_only_ours and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise TimeoutError("no answer in time") from error
 
-    def _look_again(self, grace_s: float) -> None:
-        self._handle = self._loop.call_later(grace_s, self._expire)
+    def _begin(self) -> None:
+        until_first_look_s = self._limit_s - NUM_LOOKS * self._grace_s
+        self._handle = self._loop.call_later(until_first_look_s, self._look_again, NUM_LOOKS)
 
-    def _expire(self) -> None:
-        self._has_expired = True
-        self._task.cancel()
+    def _look_again(self, num_left: int) -> None:
+        if num_left:
+            self._handle = self._loop.call_later(self._grace_s, self._look_again, num_left - 1)
+        elif self._num_extensions_left and self._is_alive is not None and self._is_alive():
+            self._num_extensions_left -= 1
+            self._begin()
+        else:
+            self._has_expired = True
+            self._task.cancel()
 
 
-def patience(limit_s: float) -> Patience:
-    return Patience(limit_s)
+def patience(limit_s: float, is_alive: Callable[[], bool] | None = None) -> Patience:
+    return Patience(limit_s, is_alive)

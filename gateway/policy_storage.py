@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import redis.asyncio
+from redis.exceptions import ResponseError
 
 from gateway.breaker import RedisBreaker, RedisUnavailableError
 from gateway.errors import ApiError, unavailable
@@ -69,14 +70,16 @@ class PolicyStorage:
         """The policy with this change, which every gateway will see; or as it is, if there is none to make.
 
         Raises ApiError 4xx if it was refused, and then nothing has changed; 503 with the code
-        `outcome_unknown` if Redis was lost on the way, else if it could not be asked. Raises
-        UnreadablePolicyError.
+        `outcome_unknown` if Redis was lost on the way, else if it could not be asked or refuses to write, as
+        one that is full does. Raises UnreadablePolicyError.
         """
         change_id = secrets.token_hex(12)
         for _ in range(MAX_ATTEMPTS):
             try:
                 data, now_us = await self._breaker.call(self._read_with_time)
             except RedisUnavailableError as error:
+                if isinstance(error.__cause__, ResponseError):
+                    raise _refused(error.__cause__) from error
                 raise unavailable("Redis cannot be asked at the moment; nothing was changed.") from error
             before = file_record(config) if data is None else readable(data)
             if expected_version is not None and before.version != expected_version:
@@ -107,23 +110,31 @@ class PolicyStorage:
     async def _is_committed(
         self, data: bytes | None, stored: StoredPolicy, audit: bytes, deadline_us: int, change: PolicyChange
     ) -> bool:
-        """False: somebody else was faster, or it came too late."""
+        """False: somebody else was faster, or it came too late. Raises ApiError 503."""
+        refusal: ResponseError | None = None
         arguments = [data or b"", stored.data, audit, deadline_us, MAX_AUDIT_RECORDS]
         try:
             outcome = await self._breaker.call(
                 lambda: self._commit(keys=[self._keys.policy, self._keys.audit], args=arguments)
             )
         except RedisUnavailableError as error:
-            if isinstance(change, FilePublication):  # it is tried again anyway, and does nothing twice
+            if isinstance(error.__cause__, ResponseError):  # it is full, or a replica: asking on is no help
+                refusal = error.__cause__
+            elif isinstance(change, FilePublication):  # it is tried again anyway, and does nothing twice
                 raise unavailable("Redis was lost on the way.") from error
-            return await self._was_committed_after_all(stored.record.change_id, deadline_us)
-        if outcome == 1:
-            return True
+            else:
+                return await self._was_committed_after_all(stored.record.change_id, deadline_us)
+        else:
+            if outcome == 1:
+                return True
         # redis-py sends a command once more when a connection breaks: the first one may have done it.
         try:
-            return await self._breaker.call(lambda: self._has_change(stored.record.change_id))
+            is_committed = await self._breaker.call(lambda: self._has_change(stored.record.change_id))
         except RedisUnavailableError:
-            return await self._was_committed_after_all(stored.record.change_id, deadline_us)
+            is_committed = await self._was_committed_after_all(stored.record.change_id, deadline_us)
+        if refusal is not None and not is_committed:
+            raise _refused(refusal) from refusal
+        return is_committed
 
     async def _was_committed_after_all(self, change_id: str, deadline_us: int) -> bool:
         """Asks until Redis is past the deadline, since what was sent may still be on its way.
@@ -169,6 +180,11 @@ class PolicyStorage:
             pipe.time()
             data, (seconds, microseconds) = await pipe.execute()
         return data, seconds * 1_000_000 + microseconds
+
+
+def _refused(error: ResponseError) -> ApiError:
+    reason = str(error).partition(" script: ")[0].rstrip(".")  # which line of ours it was is no help
+    return unavailable(f"Redis answers with an error: {reason}; nothing was changed.")
 
 
 def readable(data: bytes) -> PolicyRecord:

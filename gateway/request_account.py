@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.generation import Usage
+from gateway.routing.draw import Draw
 from gateway.text_delta import TextDelta
 from shared.identifiers import EngineId, TenantId, fresh_request_id
 from shared.usage import Outcome, UsageRecord
@@ -33,19 +34,22 @@ class RequestAccount:
     is_streamed: bool = False
     is_shadow: bool = False
     is_overridden: bool = False  # the variant was chosen for it, so it counts for no experiment
+    draw: Draw | None = None  # of the experiment that it counts for
     engine_id: EngineId | None = None  # of the last engine that had it
     response_id: str | None = None
     usage: Usage = NO_USAGE
-    first_token_at: float | None = None
+    first_token_at: float | None = None  # from the engine: its client need not have been told
     last_token_at: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
     failure: tuple[int, str | None] | None = None  # status and code of an error told within a stream
     was_left: bool = False  # by its client, before it had ended
+    is_due: bool = False  # its client was told some of the answer; of a copy: there is some
     outlives_exchange: bool = False  # it goes on in the background; who runs it closes it
     is_closed: bool = False
 
     def generated(self, deltas: Sequence[TextDelta]) -> None:
-        """Tokens have come, now."""
+        """Tokens of a copy have come, now."""
+        self.is_due = True
         self.last_token_at = time.monotonic()
         if self.first_token_at is None:
             self.first_token_at = self.last_token_at
@@ -56,6 +60,7 @@ class RequestAccount:
         self.variant, self.model = variant, model
         self.usage = NO_USAGE
         self.first_token_at = self.last_token_at = None
+        self.is_due = False
         self.finish_reasons = []
 
     def of_shadow(self, variant: str, model: str) -> RequestAccount:
@@ -78,11 +83,11 @@ class RequestAccount:
 
     @property
     def charged(self) -> Usage:
-        """What limits count. A request that failed before its first token costs nothing; one that its client
-        has left costs what an engine was given to compute for it."""
+        """What limits count. A request that failed before its client was told a token costs nothing, whatever
+        the engine had made of it; one that its client has left costs what an engine was given to compute for
+        it."""
         was_left = self.was_left or (self.failure is not None and self.failure[0] == CLIENT_LEFT)
-        is_due = self.first_token_at is not None or (was_left and self.engine_id is not None)
-        return self.usage if is_due else NO_USAGE
+        return self.usage if self.is_due or (was_left and self.engine_id is not None) else NO_USAGE
 
     def record(self, status: int, error_code: str | None) -> UsageRecord:
         """`status`: of the HTTP answer, or 499."""
@@ -90,7 +95,7 @@ class RequestAccount:
             status, error_code = self.failure
         now, first, last = time.monotonic(), self.first_token_at, self.last_token_at
         # Who has got nothing and was told so pays nothing; who left has had it computed.
-        is_charged = first is not None or status < 400 or status == CLIENT_LEFT
+        is_charged = self.is_due or status < 400 or status == CLIENT_LEFT
         usage = self.usage if is_charged else NO_USAGE
         return UsageRecord(
             record_id=fresh_request_id(),

@@ -37,6 +37,9 @@ from shared.telemetry import Tracing
 logger = logging.getLogger(__name__)
 
 PATIENT_TIMEOUT_MS = 500
+# Of the sockets themselves, for what nobody waits for any more: who waits has a limit that can tell a Redis
+# that is silent from a gateway that has much to do (patience.py).
+SOCKET_TIMEOUT_MS = 5000
 
 
 @dataclass(slots=True)
@@ -120,9 +123,9 @@ def make_services(
     config_source: ConfigSource | None = None,
 ) -> Services:
     """Needs a running event loop; opens no connection yet."""
-    prompt_client = connect_async(redis_url, config.redis.timeout_ms)
+    prompt_client = connect_async(redis_url, SOCKET_TIMEOUT_MS)
     patient_timeout_ms = max(config.redis.timeout_ms, PATIENT_TIMEOUT_MS)
-    client = connect_async(redis_url, patient_timeout_ms)
+    client = connect_async(redis_url, max(patient_timeout_ms, SOCKET_TIMEOUT_MS))
     keys = RedisKeys(config.redis.namespace)
     breaker = RedisBreaker(purpose="policy and records", limit_s=patient_timeout_ms / 1000)
     policy = PolicyStore(config, client, keys, breaker)
@@ -142,9 +145,7 @@ def make_services(
     figures_breaker = RedisBreaker(purpose="figures of experiments", limit_s=patient_timeout_ms / 1000)
     for each in (breaker, key_breaker, limit_breaker, usage_breaker, figures_breaker):
         metrics.follow_redis(each)
-    experiment_figures = ExperimentFigures(
-        client, keys, figures_breaker, lambda name: policy.current.routes.get(name), gateway_id
-    )
+    experiment_figures = ExperimentFigures(client, keys, figures_breaker, gateway_id)
     usage = UsageKeeper(
         config.usage,
         client,
@@ -153,7 +154,7 @@ def make_services(
         gateway_id,
         on_dropped=lambda place: metrics.usage_rows_dropped.labels(place).inc(),
     )
-    ledger = Ledger([metrics.variants.keep, experiment_figures.keep, usage.put])
+    ledger = Ledger([metrics.variants.keep, usage.put], [experiment_figures.keep])
     return Services(
         config=config,
         admin_token=admin_token,

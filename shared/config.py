@@ -227,6 +227,9 @@ _OF_GENERATION_ONLY = (
 _OF_POOLING_ONLY = ("pooling", "normalize", "is_matryoshka")
 
 
+MAX_LIMIT = 10**12  # Redis counts in floats of 64 bits; more than this would be no limit anyway
+
+
 class Limits(Section):
     """How much may be asked for: by a tenant, by one of its keys, or by a tenant of a route. None: no limit.
 
@@ -234,15 +237,17 @@ class Limits(Section):
     not use is given back when it ends.
     """
 
-    requests_per_minute: int | None = Field(None, ge=1)
-    burst: int | None = Field(None, ge=1)  # requests at one instant; None: requests_per_minute
-    input_tokens_per_minute: int | None = Field(None, ge=1)
-    output_tokens_per_minute: int | None = Field(None, ge=1)
-    tokens_per_minute: int | None = Field(None, ge=1)  # input and output together
-    tokens_per_day: int | None = Field(None, ge=1)  # of UTC; input and output together
-    max_concurrency: int | None = Field(None, ge=1)
-    max_prompt_tokens: int | None = Field(None, ge=1)  # of one request; more is refused with 400
-    max_output_tokens: int | None = Field(None, ge=1)  # of one choice
+    requests_per_minute: int | None = Field(None, ge=1, le=MAX_LIMIT)
+    burst: int | None = Field(None, ge=1, le=MAX_LIMIT)  # requests at one instant; None: requests_per_minute
+    input_tokens_per_minute: int | None = Field(None, ge=1, le=MAX_LIMIT)
+    output_tokens_per_minute: int | None = Field(None, ge=1, le=MAX_LIMIT)
+    tokens_per_minute: int | None = Field(None, ge=1, le=MAX_LIMIT)  # input and output together
+    tokens_per_day: int | None = Field(None, ge=1, le=MAX_LIMIT)  # of UTC; input and output together
+    max_concurrency: int | None = Field(None, ge=1, le=MAX_LIMIT)
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, le=MAX_LIMIT
+    )  # of one request; more is refused with 400
+    max_output_tokens: int | None = Field(None, ge=1, le=MAX_LIMIT)  # of one choice
     shadow: list[LimitName] = []  # these refuse nobody: who would have been is counted
     # None: as gateway.on_redis_failure says.
     on_redis_failure: OnRedisFailure | dict[LimitName, OnRedisFailure] | None = None
@@ -310,7 +315,7 @@ def default_model() -> ModelConfig:
     return ModelConfig(name=DEFAULT_MODEL_NAME, source=DEFAULT_MODEL_SOURCE, max_model_len=2048)
 
 
-def load_config(path: Path | None) -> HeadraceConfig:
+def load_config(path: Path | None, *, may_be_empty: bool = True) -> HeadraceConfig:
     """The configuration of a file, or the defaults without one. Raises ConfigError."""
     if path is None:
         return HeadraceConfig()
@@ -318,9 +323,19 @@ def load_config(path: Path | None) -> HeadraceConfig:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "config") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:  # whose words are about the interpreter
+        raise ConfigError(f"{path} is not valid TOML: it is nested too deeply", "config") from error
+    except ValueError as error:  # not only TOMLDecodeError: bytes that are no text, numbers without end
         raise ConfigError(f"{path} is not valid TOML: {error}", "config") from error
+    if not may_be_empty:
+        require_content(document, path)
     return parse_config(document)
+
+
+def require_content(document: object, path: Path) -> None:
+    """Raises ConfigError for a file that says nothing, be it that it has nothing but comments."""
+    if document == {}:
+        raise ConfigError(f"{path} is empty", "config")
 
 
 def parse_config(document: dict[str, Any]) -> HeadraceConfig:

@@ -13,6 +13,8 @@ from pydantic import AwareDatetime, BeforeValidator, Field, StringConstraints, m
 from shared.sampling_defaults import SamplingDefaults
 from shared.section import Name, Section
 
+MAX_VERSION = 1_000_000_000
+
 
 def _from_text(given: Any) -> Any:
     """As JSON has a moment: policies in Redis, and configurations that are handed on."""
@@ -103,7 +105,7 @@ class RouteConfig(Section):
     """A name that clients send as `model`, split by weight over variants."""
 
     name: Name
-    version: int = Field(1, ge=1)  # of the experiment: another one assigns everybody anew
+    version: int = Field(1, ge=1, le=MAX_VERSION)  # of the experiment: another one assigns everybody anew
     sticky: Literal["user", "key", "session", "none"] = "user"
     split: list[VariantConfig] = Field(min_length=1)
     overrides: list[OverrideConfig] = []

@@ -72,6 +72,11 @@ def gateway(
         ready_file=ready_file,
         config_source=None
         if followed is None
-        else ConfigSource(followed, lambda: with_flags(read_config(followed), model=follow_model)),
+        else ConfigSource(
+            followed,
+            lambda may_be_empty: with_flags(
+                read_config(followed, may_be_empty=may_be_empty), model=follow_model
+            ),
+        ),
     )
     raise typer.Exit(exit_code)

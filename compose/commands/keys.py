@@ -64,7 +64,9 @@ def create(
     """Make a key and print it. It cannot be shown again."""
     with _desk(run_dir, config) as desk:
         made = desk.create(tenant, _settings(context))
-    _print_secret(made, f"{made.record.key_id} of tenant {tenant}", json)
+    _print_secret(made, json)
+    if not json:
+        typer.echo(f"{made.record.key_id} of tenant {tenant}", err=True)
 
 
 @app.command("list")
@@ -150,9 +152,11 @@ def rotate(
     overlap_s = 0.0 if at_once else duration_s(overlap, "--overlap")
     with _desk(run_dir, config) as desk:
         made = desk.rotate(key_id, overlap_s)
-    old = made.record.secrets[1:]
-    told = f"the old secret ends {shown(old[0].not_after)}" if old else "the old secret has ended"
-    _print_secret(made, f"{key_id} of tenant {made.record.tenant}; {told}", json)
+    _print_secret(made, json)
+    if not json:
+        old = made.record.secrets[1:]
+        told = f"the old secret ends {shown(old[0].not_after)}" if old else "the old secret has ended"
+        typer.echo(f"{key_id} of tenant {made.record.tenant}; {told}", err=True)
 
 
 @app.command()
@@ -187,13 +191,13 @@ def _settings(context: typer.Context) -> KeySettings:
     )
 
 
-def _print_secret(made: NewApiKey, told: str, json: bool) -> None:
+def _print_secret(made: NewApiKey, json: bool) -> None:
+    """The first thing after it was made: it is kept nowhere else."""
     from compose.key_table import key_document  # local: see compose/cli.py
 
     if json:
         _print_json({"secret": made.secret, **key_document(made.record, time.time())})
         return
-    typer.echo(told, err=True)
     typer.echo(made.secret)  # alone on stdout, for KEY=$(headrace keys create)
 
 

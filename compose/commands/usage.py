@@ -45,7 +45,8 @@ def usage(
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Sum requests and tokens from the configured SQLite file, else from what Redis still has."""
-    import time  # local: see compose/cli.py
+    import sqlite3  # local: see compose/cli.py
+    import time
 
     from rich.console import Console
 
@@ -70,10 +71,18 @@ def usage(
         with_shadow=with_shadow,
     )
     source = _source(wanted, config, run_dir)
-    found = list(source.database.rows(wanted)) if rows else source.database.sums(wanted, groups)
+    try:
+        found = list(source.database.rows(wanted)) if rows else source.database.sums(wanted, groups)
+    except sqlite3.Error as error:
+        raise ConfigError(
+            f"cannot read usage rows from {source.name}: {error}; is it a file that gateways write?",
+            "usage.sqlite",
+        ) from error
     columns = list(found[0]) if found else [*groups, *SUMS]
     if source.incomplete_until is not None:
         _warn_of_gap(source.incomplete_until)
+    if source.num_left_out:
+        typer.echo(f"headrace: {source.num_left_out} rows in Redis cannot be read and are left out", err=True)
     match output_format:
         case "parquet":
             assert output is not None, "checked above"
@@ -89,12 +98,11 @@ def usage(
 def _source(wanted: UsageFilter, config: Path | None, run_dir: Path) -> UsageSource:
     import redis  # local: see compose/cli.py
 
-    from compose.stack_access import redis_access
-    from compose.stack_config import read_config
+    from compose.stack_access import redis_access, stack_config
     from compose.usage_source import file_source, stream_source
     from shared.errors import ConfigError
 
-    if (source := file_source(read_config(config))) is not None:
+    if (source := file_source(stack_config(run_dir, config))) is not None:
         return source
     access = redis_access(run_dir, config)
     client = access.connect()

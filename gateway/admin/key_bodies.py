@@ -7,20 +7,21 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints
 
 from gateway.openai.strict_body import Body
+from shared.api_key_settings import MAX_MODELS, MAX_NAME_CHARACTERS, MAX_NETWORKS, MAX_OVERLAP_S
 from shared.config import Limits
 from shared.networks import Cidr
 from shared.route_config import Moment
 from shared.section import Name
 
-MAX_OVERLAP_S = 366 * 86_400.0
-
 
 class KeySettingsBody(Body):
-    name: Annotated[str, StringConstraints(max_length=256)] = ""
+    name: Annotated[str, StringConstraints(max_length=MAX_NAME_CHARACTERS)] = ""
     not_before: Moment | None = None
     not_after: Moment | None = None
-    models: list[Name] | None = None  # routes that it may use; None: all of its tenant's
-    cidrs: list[Cidr] = Field(default_factory=list)  # addresses of clients that may use it; empty: any
+    # Routes that it may use; None: all of its tenant's.
+    models: Annotated[list[Name], Field(max_length=MAX_MODELS)] | None = None
+    # Addresses of clients that may use it; empty: any.
+    cidrs: list[Cidr] = Field(default_factory=list, max_length=MAX_NETWORKS)
     limits: Limits | None = None  # None: the tenant's `key_limits`
 
     def fields(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import redis
 
+from shared.api_key_settings import check_settings
 from shared.api_keys import (
     MAX_ATTEMPTS,
     ApiKeyError,
@@ -45,7 +46,8 @@ class KeyOffice:
         return self._store.get(key_id)
 
     def create(self, tenant: TenantId, fields: dict[str, Any], actor: str) -> NewApiKey:
-        """`fields`: of ApiKeyRecord."""
+        """`fields`: of ApiKeyRecord. Raises KeySettingError."""
+        check_settings(fields)
         made = unstored_api_key(tenant, self._pepper, **fields)
         # "exists": by the same command, which redis-py sends once more when its answer was lost.
         result = self._store.write(made.record, 0)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 import redis
 from aiohttp import web
 
@@ -19,8 +17,10 @@ from gateway.errors import ApiError, invalid_request
 from gateway.openai.body import read_json
 from gateway.openai.schema import AnyBody, check_body
 from gateway.services import Services
+from shared.api_key_settings import KeySettingError, with_settings
 from shared.api_keys import ApiKeyError, NewApiKey, revoked, without_old_secret
 from shared.identifiers import TenantId
+from shared.moments import date_of
 from shared.redis_schema import ApiKeyRecord
 
 ResultT = TypeVar("ResultT")
@@ -59,7 +59,7 @@ class KeysEndpoint:
         fields = (await self._body(KeySettingsBody, request)).fields()
 
         def changed(record: ApiKeyRecord) -> ApiKeyRecord:
-            return msgspec.structs.replace(record, **fields)
+            return with_settings(record, fields)
 
         return await self._change(request, changed, "key.update", fields)
 
@@ -115,9 +115,13 @@ class KeysEndpoint:
         return check_body(kind, await read_json(request, self._services.policy.current.options))
 
     async def _do(self, work: Callable[[], ResultT]) -> ResultT:
-        """Raises ApiError 409 for what cannot be done to this key, and 503."""
+        """Raises ApiError 400 for a wrong field, 409 for what cannot be done to this key, and 503."""
         try:
             return await asyncio.to_thread(work)
+        except KeySettingError as error:
+            raise invalid_request(
+                f"Invalid value for {error.field}: {error.message}.", error.field, "invalid_value"
+            ) from error
         except ApiKeyError as error:
             raise ApiError(
                 409, f"{error.message}.", kind="invalid_request_error", code="conflict", param="key_id"
@@ -163,4 +167,8 @@ def _told(record: ApiKeyRecord) -> dict[str, Any]:
 
 
 def _moment(seconds: float | None) -> str | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    """What is no date is told as the number that it is."""
+    if seconds is None:
+        return None
+    date = date_of(seconds)
+    return str(seconds) if date is None else date.isoformat(timespec="seconds")

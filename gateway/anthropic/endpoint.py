@@ -92,7 +92,9 @@ class CountTokensEndpoint:
 
     def __init__(self, services: Services) -> None:
         self._models = {model.name: model for model in services.config.models}
-        self._admission = Admission(services, CountTokensBody, operation="count_tokens", runner="generate")
+        self._admission = Admission(
+            services, CountTokensBody, operation="count_tokens", runner="generate", is_for_engine=False
+        )
 
     async def handle(self, request: web.Request) -> web.Response:
         admitted = await self._admission.admit(request)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import logging
 import math
 import time
@@ -79,6 +81,7 @@ class KnownKeys:
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
         # Apart, so that nobody drives the known ones out by guessing.
         self._unknown: OrderedDict[str, float] = OrderedDict()
+        self._looking: dict[str, asyncio.Task[KnownKey | None]] = {}
         self._version: bytes | None = None
 
     def fresh(self, digest: str) -> KnownKey | None:
@@ -97,7 +100,22 @@ class KnownKeys:
         return looked_up_at is not None and self._clock() - looked_up_at < UNKNOWN_LIFETIME_S
 
     async def look_up(self, digest: str) -> KnownKey | None:
-        """None: there is no such key. Raises RedisUnavailableError or UnreadableKeyError."""
+        """None: there is no such key. Raises RedisUnavailableError or UnreadableKeyError.
+
+        Who comes while the same key is being looked up waits for that.
+        """
+        looking = self._looking.get(digest)
+        if looking is None:
+            looking = self._looking[digest] = asyncio.create_task(self._look_up(digest))
+            looking.add_done_callback(functools.partial(self._has_looked, digest))
+        return await asyncio.shield(looking)
+
+    def _has_looked(self, digest: str, looking: asyncio.Task[KnownKey | None]) -> None:
+        self._looking.pop(digest, None)
+        if not looking.cancelled():
+            looking.exception()  # whoever waited has got it; perhaps nobody waits any more
+
+    async def _look_up(self, digest: str) -> KnownKey | None:
         now, seen = self._clock(), self._seen.get(digest)
         try:
             if seen is not None:

@@ -1,7 +1,9 @@
 """Reserves what requests may take of their limits, over all gateways, and settles what they have taken.
 
-What is asked for in one turn of the event loop goes to Redis together. A request never waits for Redis longer
-than `redis.timeout_ms`; where it gets no answer, each of its limits does as its `on_redis_failure` says.
+What is asked for in one turn of the event loop goes to Redis together. A request never waits for a Redis that
+is silent longer than `redis.timeout_ms`, nor for one that answers others longer than four times that. What is
+counted is the time of a batch that was sent: a gateway that has much to do is no Redis that is away. Where
+there is no answer, each of the request's limits does as its `on_redis_failure` says.
 """
 
 from __future__ import annotations
@@ -23,10 +25,9 @@ from gateway.limits.keeper import Keeper
 from gateway.limits.local_share import LocalShare
 from gateway.limits.refusal import refusal
 from gateway.limits.reservation import Demand, InRedis, Reservation
-from gateway.limits.script_channel import MAX_BATCH, US, Call, Lane, Reply, Script, by_dimensions
+from gateway.limits.script_channel import MAX_BATCH, US, Call, Lane, Pulse, Reply, Script, by_dimensions
 from gateway.limits.settlements import Settlement, Settlements
 from gateway.metrics import GatewayMetrics
-from gateway.patience import GRACE_S
 from gateway.policy import PolicySnapshot
 from gateway.redis_errors import REDIS_ERRORS
 from shared.config import Limits, OnRedisFailure, TenantConfig
@@ -86,18 +87,13 @@ class Limiter:
         self._keys = keys
         self._policy = policy
         self._metrics = metrics
-        self._timeout_s = timeout_s
         self._lease_us = int(lease_s * US)
         self._lease_s = lease_s
         self._breaker = breaker
-        # Who asks has a timer of its own. That of a lane is for a Redis that is silent, and longer, so that
-        # the process being held up does not look like that.
-        lane_timeout_s = 2 * timeout_s
-        self._lanes = [Lane(client, lane_timeout_s) for _ in range(NUM_LANES)]
+        pulse = Pulse(timeout_s)
+        self._lanes = [Lane(client, pulse) for _ in range(NUM_LANES)]
         self._free_lanes = list(self._lanes)
-        self._keeper = Keeper(
-            Lane(client, lane_timeout_s), keys, policy, gateway_id, metrics, breaker, self._lease_us
-        )
+        self._keeper = Keeper(Lane(client, pulse), keys, policy, gateway_id, metrics, breaker, self._lease_us)
         self._reserve_script, self._settle_script = Script("reserve.lua"), Script("settle.lua")
         self._known: dict[tuple[str, str, str], _Known] = {}
         self._asked: list[_Asked] = []
@@ -141,8 +137,6 @@ class Limiter:
         asked = _Asked(reservation, loop.create_future())
         self._asked.append(asked)
         self._flush_soon()
-        grace_s = min(GRACE_S, self._timeout_s / 4)
-        timer = loop.call_later(self._timeout_s - grace_s, self._look_again, asked, grace_s)
         try:
             answer = await asked.answer
         except asyncio.CancelledError:
@@ -152,8 +146,6 @@ class Limiter:
             raise
         except RedisUnavailableError:
             return self._without_redis(reservation)
-        finally:
-            timer.cancel()
         return self._answered(reservation, answer)
 
     def settle(self, reservation: Reservation, input_tokens: int, output_tokens: int) -> None:
@@ -216,15 +208,6 @@ class Limiter:
 
     def _count(self, counter: Any, reservation: Reservation, dimension: Dimension) -> None:
         counter.labels(dimension.scope, dimension.name, reservation.dimensions.tenant).inc()
-
-    def _look_again(self, asked: _Asked, grace_s: float) -> None:
-        """Its time is over, unless the answer is there and has only not been read: see patience.py."""
-        asyncio.get_running_loop().call_later(grace_s, self._give_up, asked)
-
-    def _give_up(self, asked: _Asked) -> None:
-        if not asked.answer.done():
-            asked.reservation.in_redis = InRedis.UNSURE
-            asked.answer.set_exception(RedisUnavailableError("no answer in time"))
 
     # ------------------------------------------------------------------ to Redis and back
 

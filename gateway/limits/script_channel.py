@@ -7,6 +7,8 @@ reservation costs the gateway.
 from __future__ import annotations
 
 import hashlib
+import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
@@ -49,20 +51,37 @@ class Call(NamedTuple):
 Reply = Any  # what the script returns, or a ResponseError
 
 
+class Pulse:
+    """When Redis has last answered on any of the lanes that share it."""
+
+    def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.timeout_s = timeout_s
+        self._clock = clock
+        self._beaten_at = -math.inf
+
+    def beat(self) -> None:
+        self._beaten_at = self._clock()
+
+    def is_felt(self) -> bool:
+        """Whether it has answered within the time that a batch may take: then it has much to do, and is not
+        silent."""
+        return self._clock() - self._beaten_at < self.timeout_s
+
+
 class Lane:
     """One connection. Its user sends one batch at a time; what was left half-way is closed."""
 
-    def __init__(self, client: redis.asyncio.Redis, timeout_s: float) -> None:
+    def __init__(self, client: redis.asyncio.Redis, pulse: Pulse) -> None:
         # redis-py leaves its own types out here.
         self._connection: AbstractConnection = client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-        self._timeout_s = timeout_s
+        self._pulse = pulse
 
     async def send(self, calls: Sequence[Call]) -> list[Reply]:
         """What each call returned, in their order. Raises RedisError, OSError, or TimeoutError: whether the
         calls were carried out is unknown then."""
         is_whole = False
         try:
-            async with patience(self._timeout_s):
+            async with patience(self._pulse.timeout_s, self._pulse.is_felt):
                 replies = await self._exchange_once_more_if_cut_off([call.command for call in calls])
                 missing = [index for index, one in enumerate(replies) if isinstance(one, NoScriptError)]
                 if missing:
@@ -74,6 +93,7 @@ class Lane:
             # After an error the next batch gets a new connection: a server that has become a replica
             # answers that it is read-only for as long as it is asked.
             is_whole = not any(isinstance(reply, ResponseError) for reply in replies)
+            self._pulse.beat()
             return replies
         finally:
             if not is_whole:

@@ -96,13 +96,22 @@ class Admission(Generic[BodyT]):
     """Lets the requests of one endpoint in, and keeps account of those that run."""
 
     def __init__(
-        self, services: Services, body: type[BodyT], *, operation: str, runner: Runner | None
+        self,
+        services: Services,
+        body: type[BodyT],
+        *,
+        operation: str,
+        runner: Runner | None,
+        is_for_engine: bool = True,
     ) -> None:
-        """`operation`: gen_ai.operation.name. `runner`: of the models that the endpoint is for; None: all."""
+        """`operation`: gen_ai.operation.name. `runner`: of the models that the endpoint is for; None: all.
+        `is_for_engine`: requests that only count, show or turn tokens into text are not, and say nothing of a
+        variant, however they end."""
         self._services = services
         self._body = body
         self._operation = operation
         self._runner = runner
+        self._is_for_engine = is_for_engine
 
     async def admit(self, request: web.Request) -> Admitted[BodyT]:
         """Raises ApiError for whatever is wrong before the text is looked at."""
@@ -193,6 +202,8 @@ class Admission(Generic[BodyT]):
         running = services.running.enter()
         try:
             yield reservation
+            if account.failure is None:
+                account.is_due = True
         except asyncio.CancelledError:
             if services.running.are_ended:  # not by the client, then: it is still there to be told
                 raise unavailable("The server is shutting down.") from None
@@ -277,6 +288,7 @@ class Admission(Generic[BodyT]):
             arrived_at=exchange.arrived_at,
             is_streamed=bool(getattr(body, "stream", False)),
             is_overridden=assignment.is_overridden,
+            draw=assignment.draw if self._is_for_engine else None,
         )
         exchange.span.set_attributes(
             {

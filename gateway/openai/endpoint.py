@@ -52,11 +52,19 @@ ResultT = TypeVar("ResultT")
 class GenerationEndpoint(Generic[BodyT, WishT]):
     """The handler of one endpoint, for all its requests."""
 
+    _is_for_engine = True  # False: of one that only tells what would be run
+
     def __init__(self, services: Services, api: GenerationApi[BodyT, WishT]) -> None:
         self._services = services
         self._models = {model.name: model for model in services.config.models}
         self._api = api
-        self._admission = Admission(services, api.body, operation=api.operation, runner="generate")
+        self._admission = Admission(
+            services,
+            api.body,
+            operation=api.operation,
+            runner="generate",
+            is_for_engine=self._is_for_engine,
+        )
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         admitted = await self._admission.admit(request)
@@ -286,14 +294,13 @@ class Answer(Generic[BodyT, WishT]):
             write_timeout_s=options.write_timeout_s,
             keep_alive_s=options.stream_keep_alive_s,
         )
-        has_told = False
         try:
             async with stream.kept_alive():
                 async for deltas in self._deltas():
                     if events := await self._events(deltas):
                         await stream.send(events)
-                        if not has_told:
-                            has_told = True
+                        if not self._account.is_due:
+                            self._account.is_due = True
                             self._observe_first_event()
             self._observe_end()
             return await stream.end(await self._closing_events())

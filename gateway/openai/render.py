@@ -27,6 +27,8 @@ _TOLD_IN_ANOTHER_FORM = ("seed", "max_tokens", "structured_output", "bad_words",
 
 
 class RenderEndpoint(GenerationEndpoint[BodyT, WishT]):
+    _is_for_engine = False
+
     async def _answer(self, attempt: Attempt[BodyT, WishT]) -> web.StreamResponse:
         admitted, wish, plan = attempt.admitted, attempt.wish, attempt.plan
         tokenizer, model = admitted.engine.tokenizer, admitted.route.name

@@ -30,7 +30,9 @@ from gateway.services import Services
 class TokenizeEndpoint:
     def __init__(self, services: Services) -> None:
         self._models = {model.name: model for model in services.config.models}
-        self._admission = TokenizeAdmission(services, TokenizePromptBody, operation="tokenize", runner=None)
+        self._admission = TokenizeAdmission(
+            services, TokenizePromptBody, operation="tokenize", runner=None, is_for_engine=False
+        )
 
     async def handle(self, request: web.Request) -> web.Response:
         admitted = await self._admission.admit(request)
@@ -48,7 +50,9 @@ class TokenizeAdmission(Admission[TokenizeBody]):
 
 class DetokenizeEndpoint:
     def __init__(self, services: Services) -> None:
-        self._admission = Admission(services, DetokenizeBody, operation="detokenize", runner=None)
+        self._admission = Admission(
+            services, DetokenizeBody, operation="detokenize", runner=None, is_for_engine=False
+        )
 
     async def handle(self, request: web.Request) -> web.Response:
         admitted = await self._admission.admit(request)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gateway.errors import invalid_request
+from gateway.routing.draw import Draw
 from shared.config import RouteConfig, VariantConfig
 from shared.identifiers import TenantId
 
@@ -48,6 +49,7 @@ class Assignment:
     assigned: VariantConfig  # by the split
     variant: VariantConfig  # that is to answer: another one, if `is_overridden`
     is_overridden: bool = False
+    draw: Draw | None = None  # None: it is no part of an experiment
 
     @property
     def told_source(self) -> str:
@@ -67,7 +69,8 @@ class Assigner:
         assigned = assign(route.name, route.version, route.split, weights, subject.text)
         wished = self._override(route, asker)
         if wished is None:
-            return Assignment(subject, assigned, assigned)
+            draw = Draw(route, weights) if len(route.split) > 1 else None
+            return Assignment(subject, assigned, assigned, draw=draw)
         return Assignment(subject, assigned, wished, is_overridden=True)
 
     def _override(self, route: RouteConfig, asker: Asker) -> VariantConfig | None:

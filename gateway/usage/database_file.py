@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,8 @@ from pathlib import Path
 from gateway.usage.outlet import PlaceUnavailableError
 from shared.usage import UsageRecord
 from shared.usage_database import UsageDatabase
+
+logger = logging.getLogger(__name__)
 
 
 class UsageFile:
@@ -28,6 +31,8 @@ class UsageFile:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._insert, rows)
         except (sqlite3.Error, OSError) as error:
             raise PlaceUnavailableError(str(error)) from error
+        except OverflowError:  # the one batch that it never takes must not hold up all others
+            logger.exception("%d usage rows cannot be written to %s", len(rows), self.name)
 
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)

@@ -355,6 +355,22 @@ def test_a_redis_that_is_gone_is_told_and_changes_nothing(own_redis: Any) -> Non
         assert admin(stack, "GET", "/tenants").status == 200  # what is in force is known
 
 
+def test_a_redis_that_is_full_is_told_at_once_and_changes_nothing(own_redis: Any) -> None:
+    redis_url, _ = own_redis
+    with Stack(redis_url, {"redis": {"timeout_ms": 2000}, "models": [fake_model()]}) as stack:
+        stack.redis.config_set("maxmemory", 1)
+        started_at = time.monotonic()
+        answer = admin(stack, "PUT", "/tenants/new", {})
+        assert time.monotonic() - started_at < 1.5  # each round of asking whether it was made takes 2 s
+        assert answer.status == 503
+        reason = "command not allowed when used memory > 'maxmemory'"
+        told = f"Redis answers with an error: {reason}; nothing was changed."
+        assert answer.json["error"]["message"] == told
+        assert told_config(stack, "/tenants/new", 0) is None
+        stack.redis.config_set("maxmemory", 0)
+        assert admin(stack, "PUT", "/tenants/new", {}).status == 201
+
+
 def test_a_record_of_the_time_before_the_admin_api_is_taken_over(redis_url: str) -> None:
     with Stack(redis_url) as stack:
         stored = json.loads(stack.redis.get(stack.keys.policy))
@@ -474,6 +490,12 @@ def test_a_key_is_made_changed_rotated_and_revoked_and_the_audit_has_no_secret(s
         ("POST", "/keys", {"tenant": "nobody"}, 400, "tenant"),
         ("POST", "/keys", {}, 400, "tenant"),
         ("POST", "/keys", {"tenant": "acme", "not_after": "soon"}, 400, "not_after"),
+        ("POST", "/keys", {"tenant": "acme", "not_after": "9999-12-31T23:59:59-14:00"}, 400, "not_after"),
+        ("POST", "/keys", {"tenant": "acme", "not_before": "0001-01-01T00:00:00+14:00"}, 400, "not_before"),
+        ("POST", "/keys", {"tenant": "acme", "not_after": "2020-01-01T00:00:00Z"}, 400, "not_after"),
+        ("POST", "/keys", {"tenant": "acme", "models": ["m"] * 1001}, 400, "models"),
+        ("POST", "/keys", {"tenant": "acme", "cidrs": ["10.0.0.0/8"] * 257}, 400, "cidrs"),
+        ("POST", "/keys", {"tenant": "acme", "name": "x" * 257}, 400, "name"),
         ("POST", "/keys", {"tenant": "acme", "cidrs": ["10.0.0.0/33"]}, 400, "cidrs[0]"),
         ("GET", "/keys/key_none", None, 404, "key_id"),
         ("PATCH", "/keys/key_none", {}, 404, "key_id"),
@@ -483,5 +505,19 @@ def test_a_key_is_made_changed_rotated_and_revoked_and_the_audit_has_no_secret(s
 def test_a_key_that_cannot_be_is_refused_with_the_field_named(
     stack: Stack, method: str, path: str, body: Any, status: int, param: str
 ) -> None:
+    before = stack.redis.hlen(stack.keys.api_keys)
     answer = admin(stack, method, path, body)
     assert (answer.status, answer.error["param"]) == (status, param), answer.data
+    assert stack.redis.hlen(stack.keys.api_keys) == before
+
+
+def test_a_change_to_a_moment_that_cannot_be_shown_is_refused_and_one_that_is_there_is_told(
+    stack: Stack,
+) -> None:
+    key_id = admin(stack, "POST", "/keys", {"tenant": "acme"}).json["key_id"]
+    answer = admin(stack, "PATCH", f"/keys/{key_id}", {"not_after": "9999-12-31T23:59:59-14:00"})
+    assert (answer.status, answer.error["param"]) == (400, "not_after")
+    stored = json.loads(stack.redis.hget(stack.keys.api_keys, key_id))
+    stack.redis.hset(stack.keys.api_keys, key_id, json.dumps(stored | {"not_after": 253_402_351_199.0}))
+    assert admin(stack, "GET", f"/keys/{key_id}").json["not_after"] == "253402351199.0"
+    assert admin(stack, "GET", "/keys").status == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import threading
@@ -11,11 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis.asyncio
+from prometheus_client import Gauge
 
 from compose.run_directory import RunDirectory
+from compose.stack_config import read_config
 from compose.stack_plan import StackPlan
-from gateway.config_file import RELOADABLE_OPTIONS
+from gateway.breaker import RedisBreaker
+from gateway.config_file import RELOADABLE_OPTIONS, ConfigFile, ConfigSource
+from gateway.policy import PolicyStore
 from shared.config import GatewayConfig, HeadraceConfig
+from shared.redis_schema import RedisKeys
 from tests.http_client import Answer, send
 from tests.integration.test_admin import admin
 from tests.integration.test_admin import own_redis as own_redis
@@ -97,10 +104,12 @@ def test_weights_reload_under_load_without_a_failure_and_each_request_sees_one_v
     ("content", "reason"),
     [
         ('{"tenants": [', "cannot read"),
+        ('{"a": ' + "[" * 100_000, "nested too deeply"),
+        ("{}", "is empty"),
         ('{"tenants": [{"name": "acme", "max_concurency": 1}]}', "max_concurrency"),
         ('{"routes": [{"name": "r", "split": [{"variant": "v", "model": "c"}]}]}', "no model is named 'c'"),
     ],
-    ids=["broken", "unknown key", "unknown model"],
+    ids=["broken", "bottomless", "empty", "unknown key", "unknown model"],
 )
 def test_an_invalid_file_keeps_the_old_policy_and_says_why_once(
     stack: Stack, content: str, reason: str
@@ -146,6 +155,65 @@ def test_a_gateway_that_starts_beside_an_invalid_file_goes_on_with_what_was_publ
     wait_until(lambda: stack.get("/readyz")[0] == 200, 10, "readiness")
     assert ask(stack, key).headers["x-headrace-variant"] == "treated"
     assert "nonsense" in stack.admin_status()["configuration"]["error"]
+
+
+async def test_a_fault_in_reading_keeps_the_old_policy_and_does_not_end_the_gateway(tmp_path: Path) -> None:
+    """Whatever the fault: the next one is not known."""
+    file, running = tmp_path / "headrace.toml", HeadraceConfig()
+    file.write_text("")
+    is_read = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def load(_: bool) -> HeadraceConfig:
+        loop.call_soon_threadsafe(is_read.set)
+        raise MemoryError("no room")
+
+    async with redis.asyncio.Redis(port=9) as client:
+        policy = PolicyStore(running, client, RedisKeys("never-asked"), RedisBreaker())
+        config_file = ConfigFile(
+            ConfigSource(file, load), running, policy, Gauge("failed", "", registry=None)
+        )
+        before = policy.current
+        following = asyncio.create_task(config_file.follow())
+        config_file.ask()
+        await asyncio.wait_for(is_read.wait(), 10)
+        config_file.ask()
+        is_read.clear()
+        await asyncio.wait_for(is_read.wait(), 10)
+        assert not following.done()
+        assert "MemoryError: no room" in (config_file.error or "")
+        assert policy.current is before
+        following.cancel()
+
+
+@pytest.mark.parametrize(
+    ("running", "may_start_empty"),
+    [({}, True), ({"tenants": [{"name": "acme"}]}, False)],
+    ids=["from an empty file", "from a copy of one that was not"],
+)
+async def test_only_a_gateway_that_starts_without_tenants_takes_an_empty_file(
+    redis_url: str, tmp_path: Path, running: dict[str, Any], may_start_empty: bool
+) -> None:
+    file, config = tmp_path / "headrace.toml", HeadraceConfig.model_validate(running)
+    file.write_text("# nothing\n")
+    seen: asyncio.Queue[bool] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def load(may_be_empty: bool) -> HeadraceConfig:
+        loop.call_soon_threadsafe(seen.put_nowait, may_be_empty)
+        return read_config(file, may_be_empty=may_be_empty)
+
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        policy = PolicyStore(config, client, RedisKeys(f"empty-{may_start_empty}"), RedisBreaker())
+        config_file = ConfigFile(ConfigSource(file, load), config, policy, Gauge("failed", "", registry=None))
+        await config_file.begin()
+        assert await seen.get() is may_start_empty
+        assert (config_file.error is None) is may_start_empty
+        assert policy.current.tenants.keys() == {tenant.name for tenant in config.tenants}
+        following = asyncio.create_task(config_file.follow())
+        config_file.ask()
+        assert await asyncio.wait_for(seen.get(), 10) is False
+        following.cancel()
 
 
 def test_options_reload_and_what_needs_a_restart_is_named(stack: Stack) -> None:

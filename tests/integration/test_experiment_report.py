@@ -23,7 +23,7 @@ from compose.experiment.figures import ExperimentName, ExperimentStore
 from compose.experiment.report import make_report
 from compose.valkey import EmbeddedValkey, free_port
 from tests.http_client import Answer, send
-from tests.stack import Stack, fake_model, wait_until
+from tests.stack import ADMIN_TOKEN, Stack, fake_model, wait_until
 
 NUM_USERS, NUM_ROUNDS = 240, 3
 DOCUMENT: dict[str, Any] = {
@@ -170,7 +170,61 @@ def test_what_only_looks_at_tokens_is_no_part_of_an_experiment(stack: Stack):
         ("/v1/completions", completion("looked-at", "user")),
     ):
         assert send(stack.url, "POST", path, body, key=key).status == 200
-    report_of(stack, "looked-at", 1)
+    # Nor if it is refused: neither these nor those of above come before the completion in the figures.
+    for path, body in (
+        ("/v1/chat/completions/render", {**chat, "max_tokens": 10**6}),
+        ("/v1/completions/render", {"model": "looked-at", "prompt": "hi", "max_tokens": 10**6}),
+        (
+            "/v1/responses/input_tokens",
+            {"model": "looked-at", "input": "x", "previous_response_id": "resp_1"},
+        ),
+    ):
+        assert send(stack.url, "POST", path, body, key=key).status == 400
+    send(stack.url, "POST", "/v1/completions", completion("looked-at", "user"), key=key)
+    report_of(stack, "looked-at", 2)
+
+
+async def test_requests_that_run_while_their_route_changes_count_for_the_split_they_were_drawn_from(
+    stack: Stack,
+):
+    def arms(**weights: float) -> dict[str, Any]:
+        arms = [{"variant": name, "model": "slow", "weight": weight} for name, weight in weights.items()]
+        return {"split": arms}
+
+    async def admin(method: str, body: Any = None) -> None:
+        path = "/admin/routes/swung"
+        answer = await asyncio.to_thread(send, stack.url, method, path, body, key=ADMIN_TOKEN)
+        assert answer.status < 300, answer.data
+
+    key, num_users = stack.key("t"), 40
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session:
+
+        async def ask(user: int) -> str:
+            body = {**completion("swung", f"user {user}"), "max_tokens": 100}
+            async with session.post(f"{stack.url}/v1/completions", json=body) as response:
+                assert response.status == 200
+                return (await response.json())["id"]
+
+        await admin("PUT", arms(a=1, b=1))
+        asked = [asyncio.create_task(ask(user)) for user in range(num_users)]
+        await asyncio.to_thread(
+            wait_until, lambda: num_running(stack, "slow") == num_users, 15, "all of them"
+        )
+        await admin("PUT", arms(a=99, renamed=1))
+        await admin("PUT", {**arms(a=99, c=1), "version": 2})
+        await admin("DELETE")
+        assert not any(task.done() for task in asked)
+        *_, response_id = await asyncio.gather(*asked)
+    made = await asyncio.to_thread(report_of, stack, "swung", num_users)
+    assert made["split"]["expected"] == pytest.approx({"a": num_users / 2, "b": num_users / 2})
+    assert sum(made["split"]["counted"].values()) == num_users
+    assert not made["split"]["is_broken"]
+    assert (await asyncio.to_thread(feedback, stack.url, key, response_id, 1)).status == 200
+
+
+def num_running(stack: Stack, model: str) -> int:
+    engines = stack.admin_status()["engines"]
+    return sum(engine["in_flight"] for engine in engines if engine["model"] == model)
 
 
 def test_experiments_are_listed_and_others_are_not_known(stack: Stack):

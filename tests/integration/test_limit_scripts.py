@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from gateway.limits.dimensions import Dimension, Dimensions, Kind, dimensions_of
-from gateway.limits.script_channel import Call, Lane, Script
+from gateway.limits.script_channel import Call, Lane, Pulse, Script
 from shared.config import Limits, TenantConfig
 from shared.identifiers import TenantId
 from shared.redis_client import connect, connect_async
@@ -350,7 +350,7 @@ async def test_a_full_redis_still_reserves_and_settles(tmp_path):
         reserve = msgspec.msgpack.encode((LEASE_US, dimensions.packed, [("a", 90, 0), ("b", 90, 0)]))
         settle = msgspec.msgpack.encode((LEASE_US, [("a", 0, 0, 0)]))
         client = connect_async(url, 2000)
-        lane = Lane(client, 2.0)
+        lane = Lane(client, Pulse(2.0))
         own.config_set("maxmemory", 1)
         with pytest.raises(redis.OutOfMemoryError):
             own.set("anything", "else")

@@ -20,8 +20,6 @@ from tests.stack import Stack, fake_model, wait_until
 
 LEASE_S = 2.0
 DOCUMENT: dict[str, Any] = {
-    # What is looked at here is what Redis says, also where the machine has much to do.
-    "redis": {"timeout_ms": 10_000},
     "gateway": {"reservation_lease_s": LEASE_S, "first_token_timeout_s": 1.5},
     "models": [
         fake_model(),

@@ -24,7 +24,7 @@ from gateway.usage.outlet import PlaceUnavailableError
 from gateway.usage.stream import UsageStream
 from shared.api_keys import ApiKeyStore
 from shared.errors import ConfigError
-from shared.identifiers import fresh_gateway_id
+from shared.identifiers import TenantId, fresh_gateway_id
 from shared.redis_client import connect_async
 from shared.redis_schema import USAGE_BATCH_LIFETIME_S, RedisKeys
 from shared.usage import UsageRecord
@@ -38,9 +38,14 @@ DOCUMENT: dict[str, Any] = {
         fake_model("fake"),
         fake_model("slow", "step_delay_ms=20"),
         fake_model("doomed", "step_delay_ms=20"),
+        fake_model("mortal", "die_at_step=8"),
         fake_model("embedder", runner="pooling"),
     ],
-    "tenants": [{"name": "acme"}, {"name": "narrow", "requests_per_minute": 1, "burst": 1}],
+    "tenants": [
+        {"name": "acme"},
+        {"name": "narrow", "requests_per_minute": 1, "burst": 1},
+        {"name": "daily", "tokens_per_day": 1_000_000},
+    ],
     "redis": {"timeout_ms": 2000},  # these tests are not about a machine that has no time
 }
 
@@ -158,6 +163,23 @@ async def test_a_stream_whose_engine_dies_is_a_failure_with_what_was_told(stack:
     kept = await asyncio.to_thread(row_of, stack, "died")
     assert (kept.outcome, kept.status, kept.error_code) == ("failed", 502, "upstream_error")
     assert kept.output_tokens >= 1
+
+
+def test_a_failure_instead_of_a_whole_answer_costs_nothing_though_there_were_tokens(stack: Stack) -> None:
+    accounts, *_ = stack.keys.limit_state(TenantId("daily"))
+
+    def used_today() -> int:
+        return int(float(stack.redis.hget(accounts, "tenant tokens_per_day").split()[1]))
+
+    key = stack.key("daily")
+    answer = post(stack, key, "/v1/completions", "answered", completion()).json
+    used = answer["usage"]["total_tokens"]
+    wait_until(lambda: used_today() == used, 5, "what the answer has cost")
+    assert post(stack, key, "/v1/completions", "mortal", completion("mortal", max_tokens=100)).status == 502
+    kept = row_of(stack, "mortal")
+    assert (kept.outcome, kept.input_tokens, kept.output_tokens) == ("failed", 0, 0)
+    assert kept.time_to_first_token_s is not None  # by the engine; its client was told none
+    wait_until(lambda: used_today() == used, 5, "what was reserved is given back")
 
 
 # ------------------------------------------------------------------------------------------ sums

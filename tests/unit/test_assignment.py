@@ -144,3 +144,29 @@ def test_a_ramp_moves_only_users_towards_the_arm_that_grows_by_the_clock_alone()
     assert first < second
     assert 0.07 < len(first) / len(USERS) < 0.13  # 10 of 100
     assert 0.31 < len(second) / len(USERS) < 0.41  # 50 of 140
+
+
+def test_an_assignment_keeps_the_shares_of_its_moment_and_only_where_it_counts_for_an_experiment():
+    steps = [RampStep(at=NOON, weight=1), RampStep(at=NOON + timedelta(hours=1), weight=3)]
+    route = RouteConfig(
+        name="chat",
+        split=[
+            VariantConfig(variant="a", model="m", weight=1),
+            VariantConfig(variant="b", model="m", weight=1, ramp=steps),
+        ],
+        overrides=[OverrideConfig(tenant=TenantId("vip"), variant="b")],
+        allow_variant_header=True,
+    )
+    now = NOON.timestamp()
+    assigner = Assigner(clock=lambda: now)
+    first = assigner.assign(route, asker()).draw
+    now += 7200
+    second = assigner.assign(route, asker()).draw
+    assert first is not None
+    assert second is not None
+    assert first.shares == {"a": 0.5, "b": 0.5}
+    assert second.shares == {"a": 0.25, "b": 0.75}
+    assert assigner.assign(route, asker(tenant="vip")).draw is None
+    assert assigner.assign(route, asker(wished_variant="a")).draw is None
+    lonely = RouteConfig(name="lonely", split=route.split[:1])
+    assert assigner.assign(lonely, asker()).draw is None

@@ -58,6 +58,8 @@ def test_a_file_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: p
         ("[gateway]\nprot = 1", "unknown key 'gateway.prot'; did you mean 'port'?"),
         ("[gateway]\nport = 70000", "gateway.port: "),
         ("[gateway", "is not valid TOML"),
+        ("a = " + "[" * 20_000, "is not valid TOML: it is nested too deeply"),
+        ("a = " + "1" * 20_000, "is not valid TOML"),
         ("models = []\n[[routes]]\nname='r'\nsplit=[{variant='a', model='m'}]", "no model is named 'm'"),
     ],
 )

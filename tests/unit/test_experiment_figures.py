@@ -17,6 +17,9 @@ from compose.experiment.figures import ExperimentName, ExperimentStore
 from gateway import experiment_figures
 from gateway.breaker import RedisBreaker
 from gateway.experiment_figures import ExperimentFigures
+from gateway.ledger import Ledger
+from gateway.request_account import RequestAccount
+from gateway.routing.draw import Draw
 from shared.config import RouteConfig, VariantConfig
 from shared.experiment_figures import (
     MAX_SUBJECT_WEIGHT,
@@ -39,8 +42,7 @@ ROUTE = RouteConfig(
         VariantConfig(variant="b", model="m", weight=3),
     ],
 )
-LONELY = RouteConfig(name="lonely", split=[VariantConfig(variant="a", model="m")])
-ROUTES = {"chat": ROUTE, "lonely": LONELY}
+DRAW = Draw(ROUTE, [1.0, 3.0])
 NAME = ExperimentName("chat", 1)
 
 
@@ -51,7 +53,7 @@ class Gateway:
         self._breaker_clock = 0.0
         self.client = connect_async(redis_url, 2000)
         breaker = RedisBreaker(clock=self._clock)
-        self.figures = ExperimentFigures(self.client, keys, breaker, ROUTES.get, GatewayId(name))
+        self.figures = ExperimentFigures(self.client, keys, breaker, GatewayId(name))
 
     def _clock(self) -> float:
         self._breaker_clock += 10.0  # an open breaker lets the next call try
@@ -119,7 +121,7 @@ async def test_sums_kept_one_by_one_are_those_of_the_definition(world: World):
     for number in rng.integers(40, size=1500) ** 2 // 40:  # some ask far more often than others
         time_s = float(np.exp(rng.normal()))
         values.setdefault(int(hashes[number]), []).append(math.log(time_s))
-        gateway.figures.keep(record(int(hashes[number]), time_to_first_token_s=time_s))
+        gateway.figures.keep(record(int(hashes[number]), time_to_first_token_s=time_s), DRAW)
     await gateway.figures.flush()
     weights, products = np.zeros(NUM_CLUSTERS), np.zeros(NUM_CLUSTERS)
     for subject, logarithms in values.items():
@@ -139,7 +141,7 @@ async def test_a_request_counts_for_the_variant_it_was_assigned_and_is_told_of_t
     world: World,
 ):
     gateway = world.gateway()
-    gateway.figures.keep(record(assigned_variant="a", variant="b", outcome="failed"))
+    gateway.figures.keep(record(assigned_variant="a", variant="b", outcome="failed"), DRAW)
     await gateway.figures.flush()
     read = world.read()
     assert read is not None
@@ -152,22 +154,69 @@ async def test_a_request_counts_for_the_variant_it_was_assigned_and_is_told_of_t
     assert "e2e" not in a.clusters  # an answer that broke off has no whole time
 
 
-async def test_what_no_split_has_assigned_or_no_engine_has_seen_does_not_count(world: World):
+def account(draw: Draw | None) -> RequestAccount:
+    return RequestAccount(
+        request_id="r",
+        tenant=TenantId("t"),
+        key_id="k",
+        operation="chat",
+        route="chat",
+        experiment_version=1,
+        assigned_variant="a",
+        variant="a",
+        model="m",
+        subject_hash=7,
+        arrived_at=time.monotonic(),
+        draw=draw,
+    )
+
+
+@pytest.mark.parametrize("outcome", [(200, None), (400, "invalid_value"), (503, "unavailable"), (499, None)])
+async def test_who_was_drawn_from_no_split_does_not_count_however_it_ends(
+    world: World, outcome: tuple[int, str | None]
+):
     gateway = world.gateway()
-    gateway.figures.keep(record(is_shadow=True))
-    gateway.figures.keep(record(is_overridden=True))
-    gateway.figures.keep(record(route="lonely"))
-    gateway.figures.keep(record(route="gone"))
-    gateway.figures.keep(record(operation="tokenize"))
-    gateway.figures.keep(record(engine_id=None))  # as a prompt that is only rendered
+    ledger = Ledger([], [gateway.figures.keep])
+    drawn = account(DRAW)
+    ledger.close(account(None), *outcome)
+    ledger.close(drawn.of_shadow("b", "m"), *outcome)
     await gateway.figures.flush()
     assert world.read() is None
     assert ExperimentStore(world.redis, world.keys).names() == []
+    ledger.close(drawn, *outcome)
+    await gateway.figures.flush()
+    assert world.read() is not None
+
+
+async def test_a_request_counts_for_the_split_it_was_drawn_from_whatever_the_route_is_now(world: World):
+    """Half of them ended after the route had got other weights and another variant in the place of one."""
+    gateway = world.gateway()
+    changed = RouteConfig(
+        name="chat", split=[ROUTE.split[0], VariantConfig(variant="c", model="m"), *ROUTE.split[1:]]
+    )
+    for number in range(40):
+        gateway.figures.keep(record(number << 32, response_id=f"id-{number}"), DRAW)
+        gateway.figures.keep(record((100 + number) << 32, "c"), Draw(changed, [1.0, 1.0, 0.0]))
+    await gateway.figures.flush()
+    read = world.read()
+    assert read is not None
+    assert read.record.split.counted == {"a": 40, "c": 40}
+    assert read.record.split.expected == pytest.approx({"a": 10 + 20, "b": 30, "c": 20})
+
+
+async def test_without_any_weight_there_is_nothing_to_compare_a_subject_with(world: World):
+    gateway = world.gateway()
+    gateway.figures.keep(record(), Draw(ROUTE, [0.0, 0.0]))
+    await gateway.figures.flush()
+    read = world.read()
+    assert read is not None
+    assert read.record.split.counted == {}
+    assert read.record.variants["a"].assigned.requests == 1
 
 
 async def test_a_refused_request_is_counted_and_is_no_failure(world: World):
     gateway = world.gateway()
-    gateway.figures.keep(record(outcome="refused", time_to_first_token_s=None))
+    gateway.figures.keep(record(outcome="refused", time_to_first_token_s=None), DRAW)
     await gateway.figures.flush()
     read = world.read()
     assert read is not None
@@ -179,7 +228,7 @@ async def test_replicas_and_later_lives_of_them_add_up_and_a_subject_counts_once
     for name in ("gateway-1", "gateway-2", "gateway-3"):
         gateway = world.gateway(name)
         for number in range(100):
-            gateway.figures.keep(record(number << 32))
+            gateway.figures.keep(record(number << 32), DRAW)
         await gateway.figures.flush()
         await gateway.figures.flush()
     read = world.read()
@@ -193,7 +242,7 @@ async def test_replicas_and_later_lives_of_them_add_up_and_a_subject_counts_once
 async def test_a_write_that_is_repeated_counts_nothing_twice(world: World):
     """As it happens when Redis takes a write, but its answer does not come in time."""
     gateway = world.gateway()
-    gateway.figures.keep(record())
+    gateway.figures.keep(record(), DRAW)
     pipeline_of = gateway.client.pipeline
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gateway.client, "pipeline", lambda **options: _Deaf(pipeline_of(**options)))
@@ -231,11 +280,11 @@ class _Deaf:
 async def test_nothing_is_lost_while_redis_is_away(world: World):
     away = world.gateway(redis_url="redis://127.0.0.1:1")
     for number in range(20):
-        away.figures.keep(record(number << 32, response_id=f"id-{number}"))
+        away.figures.keep(record(number << 32, response_id=f"id-{number}"), DRAW)
     await away.figures.flush()
     assert world.read() is None
     away.figures._client = world.gateway().client  # it is back
-    away.figures.keep(record(99 << 32))
+    away.figures.keep(record(99 << 32), DRAW)
     await away.figures.flush()
     read = world.read()
     assert read is not None
@@ -252,7 +301,7 @@ async def test_what_waits_for_redis_is_bounded(world: World, monkeypatch: pytest
     monkeypatch.setattr(experiment_figures, "MAX_SUBJECTS", 10)
     gateway = world.gateway(redis_url="redis://127.0.0.1:1")
     for number in range(30):
-        gateway.figures.keep(record(number << 32, response_id=f"id-{number}"))
+        gateway.figures.keep(record(number << 32, response_id=f"id-{number}"), DRAW)
     await gateway.figures.flush()
     assert gateway.figures.pending_answer(TenantId("t"), "id-19") is None  # the oldest have been given up
     assert gateway.figures.pending_answer(TenantId("t"), "id-29") is not None
@@ -266,12 +315,12 @@ async def test_an_experiment_without_requests_leaves_the_memory_and_its_next_lif
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
     gateway = world.gateway()
-    gateway.figures.keep(record())
+    gateway.figures.keep(record(), DRAW)
     await gateway.figures.flush()
     monkeypatch.setattr(experiment_figures, "FORGOTTEN_AFTER_S", -1.0)
     await gateway.figures.flush()
     assert not gateway.figures._experiments
-    gateway.figures.keep(record())
+    gateway.figures.keep(record(), DRAW)
     await gateway.figures.flush()
     read = world.read()
     assert read is not None
@@ -296,7 +345,7 @@ def test_a_record_of_a_large_experiment_stays_small_whoever_asks():
                     duration_s=float(times[1]),
                     generation_s=float(times[2]),
                 ),
-                ROUTE,
+                DRAW,
             )
         sizes.append(len(msgspec.json.encode(experiment.record)))
     print(f"{sizes[-1]:,} bytes for two variants")
@@ -313,7 +362,7 @@ def test_cells_and_clusters_of_a_subject_are_told_by_different_bits():
 
 def test_records_survive_json_and_add_up():
     experiment = experiment_figures.Experiment("life", 5.0)
-    experiment.add(record(), ROUTE)
+    experiment.add(record(), DRAW)
     experiment.record.split.count("a", {"a": 0.25, "b": 0.75})
     text = msgspec.json.encode(experiment.record)
     total = sum_of(msgspec.json.decode(text, type=ExperimentRecord) for _ in range(3))
@@ -328,7 +377,7 @@ async def test_records_of_old_lives_are_put_together_and_nothing_is_lost(world: 
     num_lives = 30
     for number in range(num_lives):
         gateway = world.gateway(f"gateway-{number:02}")
-        gateway.figures.keep(record(number << 32))
+        gateway.figures.keep(record(number << 32), DRAW)
         await gateway.figures.flush()
     before = world.read()
     assert before is not None
@@ -339,7 +388,7 @@ async def test_records_of_old_lives_are_put_together_and_nothing_is_lost(world: 
     assert world.redis.hlen(key) == 1
     assert world.redis.ttl(key) > 0
     later = world.gateway("gateway-99")
-    later.figures.keep(record(98 << 32))
+    later.figures.keep(record(98 << 32), DRAW)
     await later.figures.flush()
     read = much_later.read(NAME)
     assert read is not None

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 from typer.testing import CliRunner, Result
@@ -129,6 +130,42 @@ def test_rotation_prints_a_second_secret_of_the_same_key(command: Command) -> No
     assert command.store.of_secret(document["secret"]).key_id == made.key_id  # type: ignore[union-attr]
 
 
+def test_an_old_secret_cannot_go_on_for_more_than_a_year(command: Command) -> None:
+    _, made = command.create()
+    assert command.refusal("rotate", made.key_id, "--overlap", "9999999d") == "--overlap: at most 366 days"
+    assert command.store.get(made.key_id) == made
+
+
+def test_a_new_end_must_follow_the_beginning_that_a_key_has(command: Command) -> None:
+    _, made = command.create("--not-before", "3d")
+    complaint = "--expires: the key would end before it begins"
+    assert command.refusal("update", made.key_id, "--expires", "2d") == complaint
+    command.done("update", made.key_id, "--expires", "4d")
+    complaint = "--not-before: the key would end before it begins"
+    assert command.refusal("update", made.key_id, "--not-before", "5d") == complaint
+
+
+@pytest.mark.parametrize("far_away", [253_402_351_199.0, -62_135_647_200.0, 1e300])
+def test_a_moment_that_is_no_date_is_shown_as_its_number(command: Command, far_away: float) -> None:
+    _, made = command.create()
+    ending = [msgspec.structs.replace(made.secrets[0], not_after=far_away)]
+    command.store.change(
+        made.key_id, lambda read: msgspec.structs.replace(read, not_after=far_away, secrets=ending)
+    )
+    number = str(far_away)
+    assert number[:8] in command.done("list").stdout
+    assert json.loads(command.done("show", made.key_id, "--json").stdout)["not_after"] == number
+    assert number in command.done("show", made.key_id).stdout
+
+
+def test_a_name_says_nothing_to_a_terminal(command: Command) -> None:
+    _, made = command.create("--name", "a\x1b[2Jb\x9bc\nd")
+    for arguments in (["list"], ["show", made.key_id]):
+        shown = command.done(*arguments).stdout
+        assert not {"\x1b", "\x9b"} & set(shown)
+    assert r"a\x1b[2Jb\x9bc\nd" in shown
+
+
 def test_a_revoked_key_is_only_shown_to_whoever_asks_for_it(command: Command) -> None:
     _, made = command.create()
     command.done("revoke", made.key_id)
@@ -146,6 +183,18 @@ def test_a_revoked_key_is_only_shown_to_whoever_asks_for_it(command: Command) ->
         (("create", "--cidr", "10.0.0.1/8"), "has host bits set"),
         (("create", "--models", "a,,b"), "--models: 'a,,b' is neither a list nor 'none'"),
         (("create", "--models", "a,none"), "neither a list"),
+        (("create", "--models", ",".join(map(str, range(1001)))), "--models: at most 1000 models"),
+        (
+            ("create", "--cidr", ",".join(f"10.{n % 256}.{n // 256}.0/24" for n in range(257))),
+            "--cidr: at most 256 networks",
+        ),
+        (("create", "--name", "x" * 257), "--name: at most 256 characters"),
+        (("create", "--expires", "2020-01-01"), "--expires: it has passed already"),
+        (
+            ("create", "--expires", "2d", "--not-before", "3d"),
+            "--expires: the key would end before it begins",
+        ),
+        (("create", "--not-before", "1999-12-31"), "--not-before: it must be from the year 2000 on"),
         (("rotate", "key_x", "--overlap", "1"), "--overlap: '1' is no duration"),
         (("show", "key_none"), "there is no key 'key_none'"),
     ],
@@ -197,6 +246,18 @@ def test_a_change_that_cannot_be_audited_is_told_as_made(command: Command) -> No
     desk = KeyDesk(command.client, command.keys, "pepper")
     made = desk.create("acme", KeySettings(name="kept"))
     assert desk.get(made.record.key_id).name == "kept"
+
+
+def test_a_new_secret_is_printed_whatever_befalls_the_audit(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Any) -> bytes:
+        raise ValueError("cannot be written")
+
+    _, made = command.create()
+    monkeypatch.setattr("compose.key_desk.audit_bytes", broken)
+    secret = command.done("rotate", made.key_id).stdout.strip()
+    assert command.store.of_secret(secret) is not None
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from compose.policy_table import changes_table
 from gateway.errors import ApiError
@@ -106,3 +108,16 @@ def test_changes_are_shown_by_what_differs() -> None:
     }
     cells = list(changes_table([change, publication]).columns[-1].cells)
     assert cells == ["burst: 1 → 2", "tenants: added x; routes: –"]
+
+
+def test_a_change_with_a_table_or_with_words_in_brackets_is_shown_as_it_is() -> None:
+    change = {
+        "time": 1e300, "actor": "jo [/b]", "action": "key.update", "object": "key_1", "version_after": None,
+        "change": {"limits": {"burst": 3}, "name": "[/b]"},
+    }  # fmt: skip
+    with Console(width=200, file=io.StringIO()) as console:
+        console.print(changes_table([change]))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert 'limits: {"burst": 3}; name: "[/b]"' in shown
+    assert "jo [/b]" in shown
+    assert "1e+300" in shown

@@ -168,12 +168,17 @@ def account(**fields: Any) -> RequestAccount:
 @pytest.mark.parametrize(
     ("fields", "status", "outcome", "tokens"),
     [
-        ({"first_token_at": 1.0}, 200, "ok", (10, 4, 5)),
+        ({"first_token_at": 1.0, "is_due": True}, 200, "ok", (10, 4, 5)),
         ({}, 200, "ok", (10, 4, 5)),  # embeddings, beam search
         ({}, 429, "refused", (0, 0, 0)),
         ({"engine_id": EngineId("e")}, 502, "failed", (0, 0, 0)),  # it was told that there is nothing
         ({"engine_id": EngineId("e")}, CLIENT_LEFT, "aborted", (10, 4, 5)),  # it was computed for it
-        ({"first_token_at": 1.0, "failure": (502, "upstream_error")}, 200, "failed", (10, 4, 5)),
+        # The engine had made tokens, and nobody was told any: the answer was not to be streamed.
+        ({"engine_id": EngineId("e"), "first_token_at": 1.0}, 502, "failed", (0, 0, 0)),
+        ({"engine_id": EngineId("e"), "first_token_at": 1.0}, CLIENT_LEFT, "aborted", (10, 4, 5)),
+        # A stream that had only been kept alive, and one that had begun.
+        ({"first_token_at": 1.0, "failure": (502, "upstream_error")}, 200, "failed", (0, 0, 0)),
+        ({"is_due": True, "failure": (502, "upstream_error")}, 200, "failed", (10, 4, 5)),
         ({"first_token_at": 1.0, "failure": (CLIENT_LEFT, None)}, 200, "aborted", (10, 4, 5)),
     ],
 )
@@ -183,6 +188,30 @@ def test_a_row_has_the_tokens_that_its_tenant_got(
     told = account(**fields).record(status, None)
     assert told.outcome == outcome
     assert (told.input_tokens, told.cached_tokens, told.output_tokens) == tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_charged"),
+    [
+        ({"engine_id": EngineId("e"), "first_token_at": 1.0}, False),  # failed before a token was told
+        ({"engine_id": EngineId("e"), "failure": (502, "upstream_error")}, False),
+        ({"is_due": True}, True),
+        ({"is_due": True, "failure": (502, "upstream_error")}, True),
+        ({"engine_id": EngineId("e"), "was_left": True}, True),
+        ({"engine_id": EngineId("e"), "failure": (CLIENT_LEFT, None)}, True),
+        ({"was_left": True}, False),  # no engine had it yet
+    ],
+)
+def test_limits_count_what_a_client_was_told_of_or_has_left(fields: dict[str, Any], is_charged: bool) -> None:
+    assert account(**fields).charged == (Usage(10, 5, 4) if is_charged else Usage(0, 0, 0))
+
+
+def test_what_the_client_was_told_by_a_variant_that_failed_is_not_due_for_the_next() -> None:
+    fallen = account(is_due=True)
+    fallen.fell_back("other", "m")
+    fallen.usage = Usage(9, 0, 9)
+    assert fallen.charged == Usage(0, 0, 0)
+    assert fallen.record(502, None).input_tokens == 0
 
 
 def test_rows_of_one_request_id_are_different_rows() -> None:

@@ -254,6 +254,7 @@ class ResponseAnswer(Answer[ResponsesBody, ChatCompletionBody]):
                     self._tenant, self._conversation.response_id
                 )
             self._response.take(deltas)
+            self._account.is_due = True  # the client is told so much, also if the rest fails
         self._observe_end()
         await self._end_in_background(self._response.response(self._generation.usage))
 

@@ -15,6 +15,8 @@ from gateway.openai.schema import ChatCompletionBody
 
 
 class InputTokensEndpoint(ResponsesEndpoint):
+    _is_for_engine = False
+
     async def _answer(self, attempt: Attempt[ResponsesBody, ChatCompletionBody]) -> web.StreamResponse:
         admitted, plan = attempt.admitted, attempt.plan
         async with self._admission.running(admitted):
