@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import zmq
@@ -32,7 +33,7 @@ from shared.text_bundle import TextBundle
 HEARTBEAT_INTERVAL_S = 0.5
 
 
-class WireEngine:
+class WireEngine(ABC):
     """Of one process or thread: `turn` is called again and again by the one that made it, and `close` once.
 
     Who derives from it says what follows a `Submit`, and, if it likes, an `Abort`.
@@ -92,10 +93,10 @@ class WireEngine:
             case Abort() as abort:
                 self.on_abort(gateway, abort.request_ids)
 
-    def on_submit(self, gateway: bytes, submit: Submit) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def on_submit(self, gateway: bytes, submit: Submit) -> None: ...
 
-    def on_abort(self, gateway: bytes, request_ids: Sequence[RequestId]) -> None:
+    def on_abort(self, gateway: bytes, request_ids: Sequence[RequestId]) -> None:  # noqa: B027 - not abstract
         """Nothing, unless told otherwise."""
 
     def say(self, gateway: bytes, updates: list[SequenceUpdate], num_running: int = 0) -> None:
