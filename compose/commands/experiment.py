@@ -91,7 +91,10 @@ def report(
         )
     made = make_report(figures, metric=metric, control=control, alpha=alpha)
     if html is not None:
-        html.write_text(report_page(made), encoding="utf-8")
+        try:
+            html.write_text(report_page(made), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {html}: {error.strerror}", "--html") from error
     if as_json:
         document = {"verdict": verdict(made), **msgspec.to_builtins(made)}
         typer.echo(msgspec.json.format(msgspec.json.encode(document)))

@@ -280,6 +280,9 @@ def test_feedback_counts_for_the_variant_of_the_answer_and_a_later_score_replace
     headrace(stack, "experiment", "report", "scored", "--html", str(page))
     assert "fine &lt;b&gt;" in page.read_text()
     assert "fine <b>" not in page.read_text()
+    nowhere = headrace(stack, "experiment", "report", "scored", "--html", str(stack.directory))
+    assert (nowhere.returncode, "Traceback" in nowhere.stderr) == (2, False)
+    assert f"cannot write {stack.directory}" in nowhere.stderr
 
 
 @pytest.mark.parametrize(
