@@ -60,7 +60,7 @@ def make_app(services: Services) -> web.Application:
             web.post("/v1/messages/count_tokens", CountTokensEndpoint(services).handle),
             web.post("/v1/feedback", FeedbackEndpoint(services).handle),
             web.get("/v1/models", models.list),
-            web.get("/v1/models/{name:.+}", models.get),  # names may hold slashes
+            web.get("/v1/models/{name:(?s:.+)}", models.get),  # names may hold slashes
             web.get("/openapi.json", OpenApiEndpoint(services).handle),
             web.get("/livez", probes.livez),
             web.get("/readyz", probes.readyz),

@@ -41,9 +41,9 @@ def admin_routes(services: Services) -> list[web.RouteDef]:
             for path, entries in (("/admin/tenants", tenants), ("/admin/routes", routes))
             for route in (
                 web.get(path, entries.list_all),
-                web.get(path + "/{name:.+}", entries.get),  # names may hold slashes
-                web.put(path + "/{name:.+}", entries.put),
-                web.delete(path + "/{name:.+}", entries.delete),
+                web.get(path + "/{name:(?s:.+)}", entries.get),  # slashes, too; others get their 400
+                web.put(path + "/{name:(?s:.+)}", entries.put),
+                web.delete(path + "/{name:(?s:.+)}", entries.delete),
             )
         ),
     ]

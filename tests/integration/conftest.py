@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from compose.valkey import EmbeddedValkey, free_port
 from tests.integration.text_stack import TextStack
 
 
@@ -14,3 +18,18 @@ def text_stack(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """One for all tests of texts and their tokens, whose limits are looked at by tenants of their own."""
     with TextStack(redis_url, tmp_path_factory.mktemp("texts")) as stack:
         yield stack
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A Redis that the test may stop: nobody else uses it."""
+    server = EmbeddedValkey(tmp_path / "valkey", free_port(), "secret")
+    server.write_configuration()
+    process = subprocess.Popen(server.command, stdin=subprocess.DEVNULL)
+    try:
+        assert server.wait_until_it_answers(lambda: process.poll() is None)
+        yield server.url, process
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from compose.cli import app
-from compose.valkey import EmbeddedValkey, free_port
 from shared.errors import ConfigError
 from shared.redis_schema import PolicyRecord, from_json, to_json
 from tests.http_client import Answer, send
@@ -183,6 +181,8 @@ def test_each_request_sees_one_version_and_none_fails_while_weights_change(stack
         ("PUT", "/tenants/new", {"name": "other"}, 400, "invalid_value", "name"),
         ("PUT", "/tenants/new", [], 400, None, None),
         ("PUT", "/tenants/%20new", {}, 400, "invalid_value", "name"),
+        ("PUT", "/tenants/new%0Aline", {}, 400, "invalid_value", "name"),
+        ("GET", "/routes/new%0Aline", None, 404, "not_found", "name"),
         ("PUT", "/routes/new", split(1, 1) | {"overrides": [{"tenant": "nobody", "variant": "control"}]}, 400,
          "invalid_value", None),
         ("DELETE", "/tenants/nobody", None, 404, "not_found", "name"),
@@ -297,21 +297,6 @@ def test_a_policy_of_a_newer_version_is_neither_used_nor_overwritten(redis_url: 
         stack.start_gateway("second")
         wait_until(lambda: stack.get("/readyz")[0] == 200, 10, "the second gateway, by its file")
         assert stack.redis.get(stack.keys.policy) == newer
-
-
-@pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A Redis that the test may stop: nobody else uses it."""
-    server = EmbeddedValkey(tmp_path / "valkey", free_port(), "secret")
-    server.write_configuration()
-    process = subprocess.Popen(server.command, stdin=subprocess.DEVNULL)
-    try:
-        assert server.wait_until_it_answers(lambda: process.poll() is None)
-        yield server.url, process
-    finally:
-        process.send_signal(signal.SIGCONT)
-        process.kill()
-        process.wait()
 
 
 async def test_a_change_that_a_frozen_redis_made_after_all_is_told_as_made_and_once(own_redis: Any) -> None:

@@ -21,7 +21,6 @@ import pytest
 
 from compose.experiment.figures import ExperimentName, ExperimentStore
 from compose.experiment.report import make_report
-from compose.valkey import EmbeddedValkey, free_port
 from tests.http_client import Answer, send
 from tests.stack import ADMIN_TOKEN, Stack, fake_model, wait_until
 
@@ -342,21 +341,6 @@ def test_feedback_needs_a_key(stack: Stack):
 
 
 # ------------------------------------------------------------------------------------------ Redis in trouble
-
-
-@pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A Redis that the test may stop: nobody else uses it."""
-    server = EmbeddedValkey(tmp_path / "valkey", free_port(), "secret")
-    server.write_configuration()
-    process = subprocess.Popen(server.command, stdin=subprocess.DEVNULL)
-    try:
-        assert server.wait_until_it_answers(lambda: process.poll() is None)
-        yield server.url, process
-    finally:
-        process.send_signal(signal.SIGCONT)
-        process.kill()
-        process.wait()
 
 
 async def test_a_frozen_redis_loses_no_request_and_counts_none_twice(

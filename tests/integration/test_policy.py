@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from compose.valkey import EmbeddedValkey, free_port
 from shared.config import RouteConfig, VariantConfig
 from shared.redis_schema import PolicyRecord, from_json, to_json
 from tests.http_client import Answer, send
@@ -191,21 +188,6 @@ def test_a_second_gateway_shares_limits_and_engines(stack):
     time.sleep(1.1)  # the bucket of an earlier test is full again
     statuses = [send(url, "POST", "/v1/completions", completion(), key=key).status for url in (first, second)]
     assert sorted(statuses) == [200, 429]
-
-
-@pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A Redis that the test may stop: nobody else uses it."""
-    server = EmbeddedValkey(tmp_path / "valkey", free_port(), "secret")
-    server.write_configuration()
-    process = subprocess.Popen(server.command, stdin=subprocess.DEVNULL)
-    try:
-        assert server.wait_until_it_answers(lambda: process.poll() is None)
-        yield server.url, process
-    finally:
-        process.send_signal(signal.SIGCONT)
-        process.kill()
-        process.wait()
 
 
 async def test_a_frozen_redis_delays_requests_by_no_more_than_its_timeout(own_redis):

@@ -76,13 +76,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if shutil.which("wrk") is None:
         sys.exit("error: wrk is needed (Debian: apt install wrk)")
+    print(f"{describe_machine()}; commit {checkout_commit()}; {arguments.rounds} rounds\n")
     os.sched_setaffinity(0, {CLIENTS_PROCESSOR})
     contestants = [Contestant("direct", direct), Contestant("headrace", headrace)]
     if arguments.vllm_router:
         contestants.append(Contestant("vllm-router", vllm_router(arguments.vllm_router)))
     if arguments.litellm:
         contestants.append(Contestant("litellm", litellm(arguments.litellm)))
-    print(f"{describe_machine()}; commit {checkout_commit()}; {arguments.rounds} rounds\n")
     rates: Mapping[str, float] = defaultdict(lambda: arguments.rate, litellm=arguments.litellm_rate)
     at_rate: dict[tuple[str, bool], list[AtRate]] = defaultdict(list)
     full: dict[tuple[str, bool, int], list[Full]] = defaultdict(list)

@@ -25,6 +25,7 @@ from tests.valkey_server import running_valkey
 
 STREAMED_MODEL = "streamed"
 _START_TIMEOUT_S = 120
+# Those of the machine: this process and what it starts are kept to the first one.
 CLIENTS_PROCESSOR, GATEWAYS_PROCESSOR = sorted(psutil.Process(1).cpu_affinity() or [0, 1])[:2]
 
 
