@@ -25,7 +25,6 @@ from shared.config import GatewayConfig, HeadraceConfig
 from shared.redis_schema import RedisKeys
 from tests.http_client import Answer, send
 from tests.integration.test_admin import admin
-from tests.integration.test_admin import own_redis as own_redis
 from tests.stack import Stack, fake_model, wait_until
 
 MODELS = [fake_model("a", "step_delay_ms=1"), fake_model("b", "step_delay_ms=1")]

@@ -29,7 +29,6 @@ from shared.redis_client import connect_async
 from shared.redis_schema import USAGE_BATCH_LIFETIME_S, RedisKeys
 from shared.usage import UsageRecord
 from tests.http_client import send
-from tests.integration.test_admin import own_redis as own_redis
 from tests.stack import PEPPER, Stack, fake_model, wait_until
 from tests.unit.test_usage_outlet import row
 
