@@ -80,10 +80,12 @@ class EnginePool:
 
     def ready(self, model: str) -> list[EngineLink]:
         """Engines that take requests for a model, in an order that is the same at each call."""
-        return sorted(
-            (link for link in self._links.values() if link.model == model and link.state is LinkState.READY),
-            key=lambda link: link.engine_id,
-        )
+        links = [
+            link for link in self._links.values() if link.model == model and link.state is LinkState.READY
+        ]
+        if len(links) > 1:
+            links.sort(key=lambda link: link.engine_id)
+        return links
 
     async def follow(self) -> None:
         """Keeps the links in step with the registry, for ever."""

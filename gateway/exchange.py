@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import secrets
 import time
 from dataclasses import dataclass, field
 
@@ -21,6 +20,7 @@ from gateway.policy import PolicySnapshot
 from gateway.request_account import CLIENT_LEFT, RequestAccount
 from gateway.services import Services
 from shared.config import GatewayConfig
+from shared.identifiers import random_hex
 from shared.telemetry import SpanAttribute, SpanName, extract
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Exchange:
 
 
 def fresh_exchange_id() -> str:
-    return f"req-{secrets.token_hex(12)}"
+    return f"req-{random_hex(12)}"
 
 
 def exchange_of(request: web.Request) -> Exchange:

@@ -9,11 +9,14 @@ subjects (see SplitFigures), and the answers that feedback may be about.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import time
 from collections import OrderedDict
 from functools import partial
+from importlib import resources
+from typing import Any
 
 import msgspec
 import redis.asyncio
@@ -44,7 +47,7 @@ CLOSE_TIMEOUT_S = 2.0
 MAX_SUBJECTS = 20_000  # of one experiment, whose means are known; who was seen longest ago is forgotten
 MAX_PENDING_ANSWERS = 20_000  # the oldest of more than these get no feedback
 MAX_PENDING_CELLS = 100_000  # subjects of more than these do not count for the split
-MAX_PER_PIPELINE = 500  # answers and cells, each: more at once would make streams wait
+MAX_PER_BATCH = 500  # answers and cells, each: more at once would make streams wait
 FORGOTTEN_AFTER_S = 3600.0  # an experiment without requests leaves the memory, not Redis
 
 _METRICS = (*TIMES, *RATES)
@@ -137,6 +140,10 @@ class ExperimentFigures:
         self._num_lives = 0
         self._experiments: dict[ExperimentKey, Experiment] = {}
         self._answers: dict[tuple[TenantId, str], AnswerRecord] = {}  # that are still to be written
+        # One command for many: each by itself would cost more than all else that is kept of an answer.
+        self._remember: Any = client.register_script(
+            resources.files("gateway").joinpath("answers.lua").read_text()
+        )
 
     def keep(self, record: UsageRecord, draw: Draw) -> None:
         """Counts the request for the split that has assigned it, whatever the policy in force says now."""
@@ -188,18 +195,20 @@ class ExperimentFigures:
         return self._answers.get((tenant, response_id))
 
     async def _write_answers(self) -> None:
-        batch = dict(list(self._answers.items())[:MAX_PER_PIPELINE])
-        async with self._client.pipeline(transaction=False) as pipe:
-            for (tenant, response_id), answer in batch.items():
-                pipe.set(
-                    self._keys.answer(tenant, response_id), msgspec.json.encode(answer), ex=ANSWER_LIFETIME_S
-                )
-            await pipe.execute()
-        for answer_key in batch:
+        """Some of those of one tenant, whose keys lie in one slot of a cluster."""
+        tenant, _ = next(iter(self._answers))
+        its_own = (each for each in self._answers.items() if each[0][0] == tenant)
+        batch = list(itertools.islice(its_own, MAX_PER_BATCH))
+        await self._remember(
+            keys=[self._keys.answer(tenant, response_id) for (_, response_id), _ in batch],
+            args=[ANSWER_LIFETIME_S, *(msgspec.json.encode(answer) for _, answer in batch)],
+            client=self._client,
+        )
+        for answer_key, _ in batch:
             self._answers.pop(answer_key, None)
 
     async def _write_cells(self, key: ExperimentKey, experiment: Experiment) -> None:
-        batch = dict(list(experiment.pending_cells.items())[:MAX_PER_PIPELINE])
+        batch = dict(list(experiment.pending_cells.items())[:MAX_PER_BATCH])
         name = self._keys.experiment_subjects(*key)
         async with self._client.pipeline(transaction=False) as pipe:
             for cell in batch:

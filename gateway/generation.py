@@ -95,6 +95,8 @@ class _Continuation:
         if self.has_begun:
             return delta
         self.has_begun = True
+        if not self.tells_prompt_token_ids and self.prompt_answer.is_empty:
+            return delta
         return replace(
             delta,
             text=self.prompt_answer.text + delta.text,

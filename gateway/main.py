@@ -25,6 +25,7 @@ from shared.telemetry import start_tracing
 logger = logging.getLogger(__name__)
 
 BACKLOG = 1024  # connections that wait to be accepted
+GC_THRESHOLDS = (20_000, 50, 100)
 SHUTDOWN_TIMEOUT_S = 0.2  # for connections that are idle or half-way through a request, after the drain
 
 
@@ -105,6 +106,9 @@ async def _serve(
         logger.info("listening on %s", url)
         # What is there by now stays: a collection that walks it too makes every stream wait for 20 ms.
         gc.freeze()
+        # What requests leave behind is mostly freed by itself: the default looks for cycles several times in
+        # each of them.
+        gc.set_threshold(*GC_THRESHOLDS)
         await stop.wait()
         logger.info("draining: running requests have %.0f s", config.gateway.drain_timeout_s)
         services.is_draining = True

@@ -46,6 +46,11 @@ class PromptAnswer:
         self._scores += scores
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to be told of the prompt."""
+        return self._echo is None and self._num_prompt_logprobs is None
+
+    @property
     def text(self) -> str:
         return self._echo.text if self._echo is not None else ""
 

@@ -35,6 +35,8 @@ class ChatTemplate:
         self.source = source
         self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         self._template = environment.from_string(source)
+        # As one dict: jinja2 copies its chain of mappings name by name at each rendering.
+        self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)
 
     def render(

@@ -92,10 +92,11 @@ class IncrementalDetokenizer:
         """The text that was held back; call once, when the sequence has ended for any reason."""
         if self.stopped:
             return ""
-        rest = self._decode(self._context, len(self._token_ids))[
-            len(self._decode(self._context, self._read)) :
-        ]
-        self._context = self._read = len(self._token_ids)
+        rest = ""
+        if self._read < len(self._token_ids):
+            text = self._decode(self._context, len(self._token_ids))
+            rest = text[len(self._decode(self._context, self._read)) :]
+            self._context = self._read = len(self._token_ids)
         if self._stop is None:
             return rest
         return self._stop.push(rest) + self._stop.flush()

@@ -10,7 +10,9 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from shared.chat_template import ChatTemplate
 from shared.errors import InvalidRequest
+from shared.segment_cache import SegmentCache
 from shared.text_bundle import TextBundle
+from shared.word_cache import WordCache
 
 _NUM_CACHED_TEXTS = 65_536
 
@@ -28,6 +30,8 @@ class Tokenizer:
         )
         self._bos = [bundle.bos_token_id] if bundle.adds_bos and bundle.bos_token_id is not None else []
         self._closing = [bundle.closing_token_id] if bundle.closing_token_id is not None else []
+        self._words = WordCache(self._fast)
+        self._segments = SegmentCache(self._fast, self._words.encode)
         self._longest_token = max(map(len, self._fast.get_vocab(with_added_tokens=True)), default=1)
         self._text_of_token = lru_cache(_NUM_CACHED_TEXTS)(self._decode_token)
         self._added_tokens = self._fast.get_added_tokens_decoder()
@@ -47,7 +51,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a plain prompt, with the bos token where the model wants one."""
-        return self._bos + self._encode_as_is(text)
+        return self._bos + self.encode_each([text])[0]
 
     @property
     def num_added_tokens(self) -> int:
@@ -62,18 +66,23 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        owner: str = "",
     ) -> list[int]:
         """Tokens of a conversation, by default up to where the assistant answers; other arguments as of
-        `ChatTemplate.render`. Raises InvalidRequest."""
+        `ChatTemplate.render`. What was tokenised before is remembered for the same `owner`.
+
+        Raises InvalidRequest.
+        """
         # The template writes the special tokens itself, bos included.
-        return self._encode_as_is(
+        return self._segments.encode(
             self.chat_template.render(
                 messages,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 variables=variables,
-            )
+            ),
+            owner,
         )
 
     def bad_word_tokens(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -116,7 +125,7 @@ class Tokenizer:
 
     def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of pieces of text, without a bos token."""
-        return [encoding.ids for encoding in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
+        return self._words.encode(texts)
 
     def encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of whole texts, for embedding: with what the tokenizer's own file puts around a text."""
@@ -141,10 +150,3 @@ class Tokenizer:
         # Some decoders strip a space, at the very start of the text only.
         once = self.decode([token_id], skip_special_tokens=False)
         return self.decode([token_id, token_id], skip_special_tokens=False)[len(once) :]
-
-    def _encode_as_is(self, text: str) -> list[int]:
-        # The batch call gives up the interpreter lock, the single one does not: a large prompt that is
-        # tokenised in a thread would still stop everything else.
-        [encoding] = self._fast.encode_batch_fast([text], add_special_tokens=False)
-        token_ids: list[int] = encoding.ids
-        return token_ids

@@ -14,9 +14,10 @@ from gateway.auth.client_address import ClientAddresses
 from gateway.auth.failure_throttle import FailureThrottle
 from gateway.auth.known_keys import KnownKey, KnownKeys, RedisAccess, UnreadableKeyError
 from gateway.auth.refusal import Reason
+from gateway.auth.secret_digests import SecretDigests
 from gateway.breaker import RedisUnavailableError
 from gateway.errors import ApiError, invalid_api_key, permission_denied, rate_limited, unavailable
-from shared.api_keys import KEY_PREFIX, digest_of
+from shared.api_keys import KEY_PREFIX
 from shared.config import GatewayConfig
 from shared.jwt_config import JwtConfig
 from shared.networks import Address, are_within, parse_address
@@ -42,7 +43,7 @@ class Authenticator:
     ) -> None:
         """`options`: those in force. `tokens`: None where no issuer is configured."""
         self._keys = keys
-        self._pepper = pepper
+        self._digests = SecretDigests(pepper)
         self._options = options
         self._on_failure = on_failure
         self._tokens = tokens
@@ -54,7 +55,7 @@ class Authenticator:
         secret = self._secret_in(headers)
         if self._tokens is not None and _is_token(secret):
             return await self._of_token(self._tokens, secret, headers, peer)
-        digest = digest_of(secret, self._pepper)
+        digest = self._digests.of(secret)
         try:
             key = self._keys.fresh(digest) or await self._looked_up(digest, headers, peer)
         except RedisUnavailableError as error:
@@ -117,7 +118,7 @@ class Authenticator:
     async def _of_token(
         self, tokens: TokenVerifier, token: str, headers: CIMultiDictProxy[str], peer: str | None
     ) -> Caller:
-        digest = digest_of(token, self._pepper)
+        digest = self._digests.of(token)
         if (caller := tokens.verified(digest)) is not None:
             return caller
         address = self._throttled_address(headers, peer)

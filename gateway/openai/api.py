@@ -62,6 +62,7 @@ def encode_conversation(
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final_message,
         variables=variables,
+        owner=cache_salt,
     )
     if not token_ids:
         raise invalid_request("The prompt has no tokens.", param, "invalid_value")

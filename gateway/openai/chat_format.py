@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,9 +37,6 @@ class ChatFormat:
         self._tells_token_ids = tells_token_ids
         self._begun: set[int] = set()  # indices of choices that had a delta
         self._calling: set[int] = set()  # of those that have called a tool
-        # Most chunks of a stream are a piece of text and nothing else: all but that text is written once.
-        head = _encode(self._head("chat.completion.chunk"))[:-1]
-        self._before_choice = b"data: " + head + b',"choices":['
         self._behind_choice = b'],"usage":null}\n\n' if includes_usage else b"]}\n\n"
 
     def events(self, deltas: Sequence[TextDelta]) -> bytes:
@@ -97,6 +95,11 @@ class ChatFormat:
             stop_reason = b',"stop_reason":' + _encode(delta.stop_reason)  # vLLM's
             events += self._event(delta.index, b"{}", finish_reason=reason, more=stop_reason)
         return events
+
+    @functools.cached_property
+    def _before_choice(self) -> bytes:
+        """Most chunks of a stream are a piece of text and nothing else: all but that text is written once."""
+        return b"data: " + _encode(self._head("chat.completion.chunk"))[:-1] + b',"choices":['
 
     def _event(
         self,

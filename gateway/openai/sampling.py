@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 
 from gateway.errors import context_length_exceeded, from_user_error, invalid_request
@@ -10,6 +9,7 @@ from gateway.limits.dimensions import Bound
 from gateway.limits.refusal import output_too_long
 from gateway.openai.schema import GenerationBody
 from shared.errors import InvalidRequest
+from shared.identifiers import random_hex
 from shared.messages import ModelCard
 from shared.sampling import MAX_SEED, SamplingParams, StructuredOutput
 from shared.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def sampling_of(
         logprobs = 0  # which are the best?
     sampling = SamplingParams(
         max_tokens=max(max_tokens, 1),  # an engine generates at least one token
-        seed=secrets.randbits(63) if body.seed is None else body.seed & MAX_SEED,
+        seed=int(random_hex(8), 16) >> 1 if body.seed is None else body.seed & MAX_SEED,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=body.top_k,
         top_p=1.0 if body.top_p is None else body.top_p,

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from gateway.errors import invalid_request
@@ -20,6 +21,7 @@ from shared.config import RouteConfig, VariantConfig
 from shared.identifiers import TenantId
 
 VARIANT_HEADER = "x-headrace-variant"
+_NUM_CACHED_HASHES = 32_768  # most subjects come again: a few for each of them
 
 SubjectSource = Literal["user", "session", "key", "none"]
 
@@ -135,6 +137,7 @@ def uniform(*parts: str) -> float:
     return (_hash(*parts) + 0.5) / 2**64
 
 
+@lru_cache(_NUM_CACHED_HASHES)
 def _hash(*parts: str) -> int:
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:

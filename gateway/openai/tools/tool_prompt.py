@@ -36,6 +36,8 @@ def described(tool: Tool) -> dict[str, Any]:
 
 def with_tools_as_text(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The same conversation in messages that any chat template can show. `tools` as `described`."""
+    if not tools and not any(message["role"] == "tool" or "tool_calls" in message for message in messages):
+        return list(messages)
     written: list[Message] = []
     for message in messages:
         if message["role"] == "tool":

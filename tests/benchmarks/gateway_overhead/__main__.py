@@ -4,7 +4,9 @@
 
 All in one run, in turns: an upstream that answers at once, asked directly, and through each gateway. Headrace
 does all that it can do for a request: key, limits of every kind in a Redis, tokenising, a route of two
-variants, a usage record, and the way over ZeroMQ to an engine that answers at once. The others pass HTTP on;
+variants, a usage record, and the way over ZeroMQ to an engine that answers at once. Each request has a text
+of its own, but in "known texts", where all have the same, as in the turns of a conversation. The others pass
+HTTP on;
 `vllm-router` has neither keys nor limits, LiteLLM is started with a key alone. The gateway has one processor,
 everything else the other one.
 
@@ -14,6 +16,7 @@ At a fixed rate: Poisson arrivals, latency from when a request was due. Full: `w
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
@@ -43,9 +46,10 @@ from tests.benchmarks.gateway_overhead.contestant import (
     litellm,
     vllm_router,
 )
+from tests.benchmarks.gateway_overhead.open_loop import NUMBER_MARK
 from tests.benchmarks.gateway_overhead.upstream import NUM_TOKENS
 
-PROMPT = ("The headrace leads the water of the river to the wheel of the mill. " * 7)[:450]
+TEXT = ("The headrace leads the water of the river to the wheel of the mill. " * 7)[:440]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,11 @@ def main() -> None:
         sys.exit("error: wrk is needed (Debian: apt install wrk)")
     print(f"{describe_machine()}; commit {checkout_commit()}; {arguments.rounds} rounds\n")
     os.sched_setaffinity(0, {CLIENTS_PROCESSOR})
-    contestants = [Contestant("direct", direct), Contestant("headrace", headrace)]
+    contestants = [
+        Contestant("direct", direct),
+        Contestant("headrace", headrace),
+        Contestant("headrace, known texts", functools.partial(headrace, varies=False)),
+    ]
     if arguments.vllm_router:
         contestants.append(Contestant("vllm-router", vllm_router(arguments.vllm_router)))
     if arguments.litellm:
@@ -111,9 +119,10 @@ def _message(target: Target, *, streamed: bool) -> bytes:
 
 
 def _body(target: Target, *, streamed: bool) -> bytes:
+    number = NUMBER_MARK.decode() if target.varies else "00000000"
     document = {
         "model": target.streamed_model if streamed else target.model,
-        "messages": [{"role": "user", "content": PROMPT}],
+        "messages": [{"role": "user", "content": f"{number}: {TEXT}"}],
         "max_tokens": NUM_TOKENS,
         "stream": streamed,
     }
@@ -149,7 +158,12 @@ def _full(target: Target, streamed: bool, connections: int, seconds: float) -> F
         script = Path(directory) / "post.lua"
         body = json.dumps(_body(target, streamed=streamed).decode())
         script.write_text(
-            f'wrk.method = "POST"\nwrk.body = {body}\n'
+            f'wrk.method = "POST"\nlocal body, number = {body}, 0\n'
+            f"function request()\n"
+            f"  number = number + 1\n"
+            f'  local numbered = body:gsub("{NUMBER_MARK.decode()}", string.format("%08d", number))\n'
+            f"  return wrk.format(nil, nil, nil, numbered)\n"
+            f"end\n"
             f'wrk.headers["Content-Type"] = "application/json"\n'
             f'wrk.headers["Authorization"] = "Bearer {target.key}"\n'
         )

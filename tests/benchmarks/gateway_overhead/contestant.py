@@ -38,6 +38,7 @@ class Target:
     model: str
     streamed_model: str
     pid: int | None
+    varies: bool = True  # each request has a text of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def direct() -> Iterator[Target]:
 
 
 @contextmanager
-def headrace() -> Iterator[Target]:
+def headrace(*, varies: bool = True) -> Iterator[Target]:
     """With all that a tenant may be given: a key, limits of each kind, a route of two variants, records."""
     model, streamed = upstream.MODEL, STREAMED_MODEL
     many = 100_000_000
@@ -85,7 +86,7 @@ def headrace() -> Iterator[Target]:
     with (
         tempfile.TemporaryDirectory(prefix="hr-") as directory,
         running_valkey(Path(directory)) as redis_url,
-        Stack(redis_url, document) as stack,
+        Stack(redis_url, document, fresh=True) as stack,
         _running_engine(model, 1, Path(directory), stack),
         _running_engine(streamed, upstream.NUM_TOKENS, Path(directory), stack),
     ):
@@ -93,7 +94,7 @@ def headrace() -> Iterator[Target]:
         psutil.Process(pid).cpu_affinity([GATEWAYS_PROCESSOR])
         stack.wait_linked(2)
         port = int(stack.url.rsplit(":", 1)[1])
-        yield Target(port, stack.key(), "chat", "chat-streamed", pid)
+        yield Target(port, stack.key(), "chat", "chat-streamed", pid, varies)
 
 
 def vllm_router(program: Path) -> Callable[[], AbstractContextManager[Target]]:

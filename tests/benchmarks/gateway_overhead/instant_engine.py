@@ -8,10 +8,10 @@ from multiprocessing.connection import Connection
 from engine_service.loaders.gguf_file import GgufFile
 from engine_service.loaders.gguf_text import read_text_bundle
 from engine_service.model_source import resolve_source
+from loadtest.simulator.wire_engine import WireEngine
 from shared.config import DEFAULT_MODEL_SOURCE
 from shared.messages import ModelCard, SequenceUpdate, Submit
 from shared.redis_schema import RedisKeys
-from tests.wire_engine import WireEngine
 
 WORDS = range(1000, 1016)  # tokens of the default model that are text
 
@@ -45,7 +45,9 @@ class InstantEngine(WireEngine):
         num_tokens = submit.sampling.max_tokens
         token_ids = [WORDS[number % len(WORDS)] for number in range(num_tokens)]
         num_single = min(self.num_messages, num_tokens) - 1
+        self.num_running = 1
         for token_id in token_ids[:num_single]:
             self.num_steps += 1
-            self.say(gateway, [SequenceUpdate(submit.request_id, [token_id])], 1)
+            self.say(gateway, [SequenceUpdate(submit.request_id, [token_id])])
+        self.num_running = 0
         self.say(gateway, [SequenceUpdate(submit.request_id, token_ids[num_single:], "length")])

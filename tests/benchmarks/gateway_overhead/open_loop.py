@@ -25,8 +25,12 @@ class Latencies:
     num_failed: int = 0
 
 
+NUMBER_MARK = b"########"
+
+
 def run(port: int, message: bytes, rate: float, seconds: float, seed: int) -> Latencies:
-    """`message`: the whole request. Arrivals are Poisson."""
+    """`message`: the whole request, in which NUMBER_MARK gives way to a number of its own, if it is there.
+    Arrivals are Poisson."""
     return uvloop.run(_run(port, message, rate, seconds, seed))
 
 
@@ -36,10 +40,12 @@ async def _run(port: int, message: bytes, rate: float, seconds: float, seed: int
     latencies, idle = Latencies(), []
     begin = loop.time() + 0.2
     pending: set[asyncio.Task[None]] = set()
-    for due in begin + np.cumsum(gaps):
+    for number, due in enumerate(begin + np.cumsum(gaps)):
         if (wait_s := due - loop.time()) > 0:
             await asyncio.sleep(wait_s)
-        task = asyncio.create_task(_ask(port, message, float(due), idle, latencies))
+        task = asyncio.create_task(
+            _ask(port, message.replace(NUMBER_MARK, b"%08d" % number), float(due), idle, latencies)
+        )
         pending.add(task)
         task.add_done_callback(pending.discard)
     if pending:
