@@ -68,10 +68,16 @@ class GatewayClient:
             connection.close()
 
     def ask(
-        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> tuple[dict[str, Any], str | None]:
         """The JSON of an answer and its entity tag. Raises GatewayError."""
-        connection = self._connection(CONNECT_TIMEOUT_S)
+        connection = self._connection(CONNECT_TIMEOUT_S if timeout_s is None else timeout_s)
         try:
             response = self._send(connection, method, path, body, headers)
             return json.loads(response.read()), response.headers.get("ETag")

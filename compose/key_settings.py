@@ -65,6 +65,8 @@ class KeySettings:
 
     def _limits(self, given: Limits | None) -> Limits | None:
         document = given.model_dump(exclude_defaults=True) if given is not None else {}
+        if self.limits.get("requests_per_minute") == 0 and self.limits.get("burst") is None:
+            document.pop("burst", None)  # it goes with its rate
         for name, limit in self.limits.items():
             if limit == 0:
                 document.pop(name, None)
@@ -75,7 +77,9 @@ class KeySettings:
         except ValidationError as error:
             first = error.errors()[0]
             name = str(first["loc"][0]) if first["loc"] else "limits"
-            raise ConfigError(f"--{name.replace('_', '-')}: {first['msg']}", name) from error
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: {first['msg'].removeprefix('Value error, ')}", name
+            ) from error
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from compose.moments import in_json, shown
 from shared.redis_schema import ApiKeyRecord
@@ -24,10 +24,10 @@ def state_of(record: ApiKeyRecord, now: float) -> str:
 
 def key_table(records: Sequence[ApiKeyRecord], now: float) -> Table:
     table = Table(box=None)
-    table.add_column("key id", no_wrap=True)
-    table.add_column("begins with", no_wrap=True)
-    for name in ("tenant", "name", "state", "created", "expires"):
-        table.add_column(name, overflow="fold")
+    for name in ("key id", "begins with", "tenant"):
+        table.add_column(name, no_wrap=True)
+    for name in ("name", "state", "created", "expires"):
+        table.add_column(name)
     for record in records:
         table.add_row(
             record.key_id,
@@ -42,7 +42,7 @@ def key_table(records: Sequence[ApiKeyRecord], now: float) -> Table:
 
 
 def key_card(record: ApiKeyRecord, now: float) -> Table:
-    table = Table.grid("", "", padding=(0, 2))
+    table = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     limits = record.limits.model_dump(exclude_defaults=True) if record.limits is not None else {}
     rows = {
         "key id": record.key_id,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import socket
+import time
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from compose.gateway_client import GatewayClient, GatewayError
+from compose.operator_name import actor_headers
 from compose.stack_access import AdminApiAccess
 from shared.errors import ConfigError
 
@@ -20,6 +20,7 @@ Entry = dict[str, Any]  # name, origin, hides_file, config
 Change = Callable[[dict[str, Any]], dict[str, Any]]  # what a person would write in the file, before and after
 
 MAX_ATTEMPTS = 5  # while others change the policy, too
+RETRY_INTERVAL_S = 0.4  # a gateway follows what another one has changed within a second
 CONFLICT = 412
 NOT_FOUND = 404
 
@@ -45,17 +46,18 @@ class PolicyDesk:
             before, headers = self._in_force(kind, name)
             try:
                 document, _ = self._client.ask(
-                    "PUT", _path(kind, name), change(before), {**_actor(), **headers}
+                    "PUT", _path(kind, name), change(before), {**actor_headers(), **headers}
                 )
             except GatewayError as error:
                 if error.status != CONFLICT or attempt == MAX_ATTEMPTS:
                     raise
+                time.sleep(RETRY_INTERVAL_S)
             else:
                 return document
         raise AssertionError("the last attempt returns or raises")
 
     def delete(self, kind: Kind, name: str) -> Entry:
-        document, _ = self._client.ask("DELETE", _path(kind, name), headers=_actor())
+        document, _ = self._client.ask("DELETE", _path(kind, name), headers=actor_headers())
         return document
 
     def changes(self, since: float, limit: int) -> list[dict[str, Any]]:
@@ -134,12 +136,3 @@ def weights_of(texts: Sequence[str]) -> dict[str, float]:
 
 def _path(kind: Kind, name: str) -> str:
     return f"/admin/{kind}/{quote(name, safe='')}"
-
-
-def _actor() -> dict[str, str]:
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # no name in a container
-        user = "somebody"
-    actor = f"{user}@{socket.gethostname()}"
-    return {"x-headrace-actor": actor.encode("ascii", "replace").decode()}

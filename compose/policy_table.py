@@ -12,11 +12,11 @@ from rich.table import Column, Table
 from compose.moments import shown
 from compose.policy_desk import Entry
 
-MAX_CHANGE_CHARACTERS = 160
+MAX_CHANGE_CHARACTERS = 160  # for a terminal
 
 
 def tenants_table(entries: Sequence[Entry]) -> Table:
-    table = Table("tenant", "set by", "models", "limits and options", box=None)
+    table = Table(Column("tenant", no_wrap=True), "set by", "models", "limits and options", box=None)
     for entry in entries:
         config = dict(entry["config"])
         config.pop("name", None)
@@ -26,7 +26,7 @@ def tenants_table(entries: Sequence[Entry]) -> Table:
 
 
 def routes_table(entries: Sequence[Entry]) -> Table:
-    table = Table("route", "set by", "sticky", "split", "options", box=None)
+    table = Table(Column("route", no_wrap=True), "set by", "sticky", "split", "options", box=None)
     for entry in entries:
         config = dict(entry["config"])
         config.pop("name", None)
@@ -38,8 +38,9 @@ def routes_table(entries: Sequence[Entry]) -> Table:
     return table
 
 
-def changes_table(changes: Sequence[dict[str, Any]]) -> Table:
-    table = Table(Column("time", no_wrap=True), "who", "action", "object", "version", "change", box=None)
+def changes_table(changes: Sequence[dict[str, Any]], max_characters: int | None = None) -> Table:
+    """`max_characters`: of what is told of a change, which may be a text of any length."""
+    table = Table("time", "who", "action", "object", "version", "change", box=None)
     for change in changes:
         version = "" if change["version_after"] is None else str(change["version_after"])
         table.add_row(
@@ -48,7 +49,7 @@ def changes_table(changes: Sequence[dict[str, Any]]) -> Table:
             change["action"],
             escape(change["object"]),
             version,
-            escape(_difference(change["change"])),
+            escape(_shortened(_difference(change["change"]), max_characters)),
         )
     return table
 
@@ -80,4 +81,10 @@ def _difference(change: dict[str, Any]) -> str:
             if key != "name" and before.get(key) != after.get(key)
         ]
         text = "; ".join(parts)
-    return text if len(text) <= MAX_CHANGE_CHARACTERS else f"{text[: MAX_CHANGE_CHARACTERS - 1]}…"
+    return text
+
+
+def _shortened(text: str, max_characters: int | None) -> str:
+    if max_characters is None or len(text) <= max_characters:
+        return text
+    return f"{text[: max_characters - 1]}…"

@@ -196,7 +196,10 @@ def _name_of_source(source: str) -> str:
 
 
 def _only_model(config: HeadraceConfig, model: ModelConfig) -> HeadraceConfig:
-    """The configuration of that model alone: arms of routes that lead elsewhere go."""
+    """The configuration of that model alone: arms of routes that lead elsewhere go, and so do routes without
+    any, and their names."""
     names = frozenset((model.name,))
     routes = [within for route in config.routes if (within := route.within(names)) is not None]
-    return config.model_copy(update={"models": [model], "routes": routes})
+    known = names | {route.name for route in routes}
+    tenants = [tenant.within(known) for tenant in config.tenants]
+    return config.model_copy(update={"models": [model], "routes": routes, "tenants": tenants})

@@ -20,7 +20,11 @@ Row = dict[str, Any]
 
 def usage_table(rows: Sequence[Row], columns: Sequence[str]) -> Table:
     table = Table(
-        *(Column(name.replace("_", " "), justify="right" if name in SUMS else "left") for name in columns),
+        *(
+            # On two lines, since what stands below is often shorter.
+            Column(name.replace("_", "\n"), justify="right" if name in SUMS else "left", no_wrap=True)
+            for name in columns
+        ),
         box=None,
     )
     for row in rows:
@@ -57,6 +61,6 @@ def write_parquet(rows: Sequence[Row], columns: Sequence[str], path: Path) -> No
 
 
 def _cell(value: Any) -> str:
-    if value is None:
+    if value in (None, ""):
         return "–"
     return f"{value:,}" if isinstance(value, int) else str(value)

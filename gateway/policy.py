@@ -21,6 +21,7 @@ from gateway.policy_storage import PolicyStorage, StoredPolicy, UnreadablePolicy
 from shared.config import GatewayConfig, HeadraceConfig, RouteConfig, TenantConfig, VariantConfig
 from shared.identifiers import TenantId
 from shared.redis_schema import PolicyRecord, RedisKeys
+from shared.route_names import unknown_routes
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,13 @@ class PolicySnapshot:
         if not tenant.may_use(name):
             raise permission_denied(f"This API key may not use the model {name!r}.", "model")
         return route
+
+    def unknown_routes(self, tenant: TenantConfig) -> list[str]:
+        """What it says of routes that there are not, or not yet."""
+        return [
+            *unknown_routes("models", tenant.models, self.routes),
+            *unknown_routes("route_limits", tenant.route_limits, self.routes),
+        ]
 
     def routes_of(self, tenant: TenantConfig) -> list[RouteConfig]:
         return [route for route in self.routes.values() if tenant.may_use(route.name)]
@@ -199,6 +207,7 @@ class PolicyStore:
         if is_new:
             logger.info("policy version %d is in force", record.version)
             self._warn_of_unknown_models()
+            self._warn_of_unknown_routes()
 
     def _warn_of_unknown_models(self) -> None:
         models = {model.name for model in self._config.models}
@@ -206,3 +215,8 @@ class PolicyStore:
             unknown = sorted({arm.model for arm in route.split} - models)
             if unknown:
                 logger.warning("the route %r leads to models not configured here: %s", route.name, unknown)
+
+    def _warn_of_unknown_routes(self) -> None:
+        for tenant in self.current.tenants.values():
+            for problem in self.current.unknown_routes(tenant):
+                logger.warning("the tenant %r: %s", tenant.name, problem)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import redis.asyncio
 
-from gateway.admin.key_office import KeyOffice
 from gateway.auth.authenticator import Authenticator, make_authenticator
+from gateway.auth.key_office import KeyOffice
 from gateway.auth.known_keys import RedisAccess
 from gateway.balancer import Balancer
 from gateway.breaker import RedisBreaker
@@ -28,6 +28,7 @@ from gateway.routing.assignment import Assigner
 from gateway.routing.shadow import ShadowTraffic
 from gateway.running_requests import RunningRequests
 from gateway.usage.keeper import UsageKeeper
+from gateway.usage.reader import UsageReader
 from shared.config import HeadraceConfig
 from shared.identifiers import GatewayId
 from shared.redis_client import connect, connect_async
@@ -63,6 +64,7 @@ class Services:
     feedback: FeedbackStore
     metrics: GatewayMetrics
     usage: UsageKeeper
+    usage_reader: UsageReader
     ledger: Ledger
     assigner: Assigner
     shadows: ShadowTraffic
@@ -192,6 +194,7 @@ def make_services(
         feedback=FeedbackStore(client, keys, figures_breaker, experiment_figures),
         metrics=metrics,
         usage=usage,
+        usage_reader=UsageReader(config, redis_url),
         ledger=ledger,
         assigner=Assigner(),
         shadows=ShadowTraffic(pool, ledger, metrics),

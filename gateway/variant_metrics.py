@@ -46,7 +46,7 @@ class VariantMetrics:
         self._series: dict[tuple[str, str], _Series] = {}
 
     def keep(self, record: UsageRecord) -> None:
-        if record.is_shadow:
+        if record.is_shadow or not record.route:  # refused before there was a route
             return
         key = (record.route, record.variant)
         series = self._series.get(key)

@@ -101,11 +101,14 @@ class ApiKeyStore:
         )
 
     def create(self, tenant: TenantId, **fields: Any) -> NewApiKey:
-        """`fields`: of ApiKeyRecord."""
+        """`fields`: of ApiKeyRecord. Raises ApiKeyError if another key has its id by chance."""
         made = unstored_api_key(tenant, self._pepper, **fields)
-        result = self.write(made.record, 0)
-        # "exists": the client has sent it twice, because the first answer was lost.
-        assert result in ("ok", "exists"), f"a fresh key id: {result}"
+        if self.write(made.record, 0) != "ok":
+            # It is there: as this very key, which the client has sent twice because the first answer was
+            # lost, or as another one, and then this secret would never be let in.
+            known = self.of_secret(made.secret)
+            if known is None or known.key_id != made.record.key_id:
+                raise ApiKeyError(f"there is another key {made.record.key_id} already; try again")
         return made
 
     def get(self, key_id: str) -> ApiKeyRecord:

@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from shared.errors import ConfigError
 from shared.jwt_config import JwtConfig as JwtConfig
@@ -22,6 +22,7 @@ from shared.route_config import RampStep, check_routes
 from shared.route_config import RouteConfig as RouteConfig
 from shared.route_config import ShadowConfig as ShadowConfig
 from shared.route_config import VariantConfig as VariantConfig
+from shared.route_names import unknown_routes
 from shared.sampling_defaults import SamplingDefaults
 from shared.section import Name as Name
 from shared.section import NameOrAll as NameOrAll
@@ -227,6 +228,7 @@ _OF_GENERATION_ONLY = (
 _OF_POOLING_ONLY = ("pooling", "normalize", "is_matryoshka")
 
 
+STORED = "stored"  # context of a validation: what is checked was accepted once
 MAX_LIMIT = 10**12  # Redis counts in floats of 64 bits; more than this would be no limit anyway
 
 
@@ -252,6 +254,14 @@ class Limits(Section):
     # None: as gateway.on_redis_failure says.
     on_redis_failure: OnRedisFailure | dict[LimitName, OnRedisFailure] | None = None
 
+    @field_validator("burst")
+    @classmethod
+    def _burst_is_of_a_rate(cls, burst: int | None, info: ValidationInfo) -> int | None:
+        """But what was stored before this was checked is still read."""
+        if burst is not None and info.context != STORED and info.data.get("requests_per_minute", 0) is None:
+            raise ValueError("it is of requests_per_minute, which is not limited here")
+        return burst
+
 
 class TenantConfig(Limits):
     name: Name
@@ -266,14 +276,21 @@ class TenantConfig(Limits):
     def may_use(self, route: str) -> bool:
         return "*" in self.models or route in self.models
 
+    def within(self, routes: frozenset[str]) -> TenantConfig:
+        """The tenant where there are these routes only."""
+        models = [name for name in self.models if name == "*" or name in routes]
+        limits = {name: limits for name, limits in self.route_limits.items() if name in routes}
+        return self.model_copy(update={"models": models, "route_limits": limits})
+
 
 class UsageConfig(Section):
     """Of every request for a model one row is kept: who asked for what, and what it came to."""
 
     max_rows: int = Field(100_000, ge=0)  # the latest ones in Redis, some 600 bytes each; 0: none
     max_waiting_rows: int = Field(20_000, ge=1)  # in a gateway, while they cannot be written; more are lost
-    # Also to this file, for good: several gateways of one machine may share it, but not over a network.
+    # Also to this file: several gateways of one machine may share it, but not over a network.
     sqlite: str | None = None
+    sqlite_keep_days: int | None = Field(None, ge=1, le=36_500)  # None: for good
 
 
 class HeadraceConfig(Section):
@@ -341,16 +358,31 @@ def require_content(document: object, path: Path) -> None:
 def parse_config(document: dict[str, Any]) -> HeadraceConfig:
     """Raises ConfigError that names the first wrong key, and the nearest known one if it is unknown."""
     try:
-        return HeadraceConfig.model_validate(document)
+        config = HeadraceConfig.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        message = f"{where}: {first['msg']}" if where else str(first["msg"])
+        reason = str(first["msg"]).removeprefix("Value error, ")
+        message = f"{where}: {reason}" if where else reason
         if first["type"] == "extra_forbidden":
             message = f"unknown key {where!r}"
             if nearest := difflib.get_close_matches(str(first["loc"][-1]), _known_keys(), n=1):
                 message += f"; did you mean {nearest[0]!r}?"
         raise ConfigError(message, where or None) from error
+    _check_names_of_routes(config)
+    return config
+
+
+def _check_names_of_routes(config: HeadraceConfig) -> None:
+    """Only what was written together: whoever is stored in Redis may name what is still to come.
+
+    Raises ConfigError for the first one that neither a route nor a model of the file has."""
+    known = {*(route.name for route in config.routes), *(model.name for model in config.models)}
+    for index, tenant in enumerate(config.tenants):
+        for field, names in (("models", tenant.models), ("route_limits", tenant.route_limits)):
+            where = f"tenants.{index}.{field}"
+            for problem in unknown_routes(where, names, known):
+                raise ConfigError(problem, where)
 
 
 def _known_keys() -> list[str]:

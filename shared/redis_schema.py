@@ -41,7 +41,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from shared.config import Limits, RouteConfig, TenantConfig
+from shared.config import STORED, Limits, RouteConfig, TenantConfig
 from shared.identifiers import EngineEpoch, EngineId, GatewayId, TenantId
 from shared.messages import EngineLoad
 
@@ -244,5 +244,5 @@ def _encode_section(value: object) -> object:
 
 def _decode_section(kind: type, value: object) -> object:
     if issubclass(kind, TenantConfig | RouteConfig | Limits):
-        return kind.model_validate(value)
+        return kind.model_validate(value, context=STORED)
     raise NotImplementedError(f"no JSON form for {kind}")

@@ -70,6 +70,11 @@ class VariantConfig(Section):
             raise ValueError("ramp_mode 'linear' needs at least two steps in ramp, to move between")
         return self
 
+    @property
+    def is_ever_assigned(self) -> bool:
+        """Whether it has a weight at some time; else it is for fallbacks, overrides and shadow traffic."""
+        return self.weight > 0 or any(step.weight > 0 for step in self.ramp)
+
     def weight_at(self, now: float) -> float:
         """`now`: unix time."""
         begun = [step for step in self.ramp if step.at.timestamp() <= now]
@@ -117,6 +122,11 @@ class RouteConfig(Section):
 
     def variant(self, name: str) -> VariantConfig | None:
         return next((arm for arm in self.split if arm.variant == name), None)
+
+    @property
+    def splits_traffic(self) -> bool:
+        """Whether it is an experiment: at some time, be it not the same one, two variants have a weight."""
+        return sum(arm.is_ever_assigned for arm in self.split) > 1
 
     def within(self, models: frozenset[str]) -> RouteConfig | None:
         """The route with only those variants whose model is one of these; None: nobody would be assigned."""

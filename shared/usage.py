@@ -22,7 +22,7 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tenant: TenantId
     key_id: str
     operation: str  # gen_ai.operation.name
-    route: str  # the name that the client sent as `model`
+    route: str  # the name that the client sent as `model`; "": it was refused before it had a route
     experiment_version: int
     assigned_variant: str  # by the split: what an experiment counts it for
     variant: str  # that has answered, after overrides and fallbacks

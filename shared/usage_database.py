@@ -133,6 +133,18 @@ class UsageDatabase:
                 f"INSERT OR IGNORE INTO usage ({names}) VALUES ({marks})", map(_values_of, rows)
             )
 
+    def delete_before(self, moment: float, at_most: int) -> int:
+        """Rows that arrived before it, the oldest first; how many have gone.
+
+        Found by an index, so that it takes as long as it deletes rows, however many there are.
+        """
+        oldest = "SELECT rowid FROM usage WHERE arrived_at < ? ORDER BY arrived_at LIMIT ?"
+        with _transaction(self._connection):
+            cursor = self._connection.execute(
+                f"DELETE FROM usage WHERE rowid IN ({oldest})", (moment, at_most)
+            )
+        return cursor.rowcount
+
     def sums(self, wanted: UsageFilter, by: Sequence[str]) -> list[dict[str, Any]]:
         """A row for each group, in order; one for all without `by`, whose words are those of GROUPINGS."""
         condition, values = wanted.where()

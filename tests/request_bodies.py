@@ -93,7 +93,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "/admin/prefix-cache/reset": [{"model": "fake"}, {}],
     "/admin/keys": [
         {"tenant": "default", "name": "of the shop", "not_after": "2100-01-01T00:00:00Z"},
-        {"tenant": "default", "models": ["fake"], "cidrs": ["10.0.0.0/8"], "limits": {"burst": 2}},
+        {"tenant": "default", "models": ["fake"], "cidrs": ["10.0.0.0/8"], "limits": {"tokens_per_day": 2}},
     ],
     "/admin/keys/{key_id}": [{"name": "other", "limits": None}],
     "/admin/keys/{key_id}/rotate": [{"overlap_s": 3600.5}, {}],

@@ -22,10 +22,9 @@ def audit(
     """Show the changes of tenants, routes and keys, the latest last."""
     import time  # local: see compose/cli.py
 
-    from rich.console import Console
-
+    from compose.fitted_table import FittedTable, output_console
     from compose.moments import past_moment
-    from compose.policy_table import changes_table
+    from compose.policy_table import MAX_CHANGE_CHARACTERS, changes_table
 
     begin = past_moment(since, "--since", time.time())
     with open_desk(url, run_dir) as desk:
@@ -33,4 +32,6 @@ def audit(
     if as_json:
         print_json(changes)
     else:
-        Console().print(changes_table(changes))
+        console = output_console()
+        limit_of_change = MAX_CHANGE_CHARACTERS if console.is_terminal else None
+        console.print(FittedTable(changes_table(changes, limit_of_change)))

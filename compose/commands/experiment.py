@@ -19,17 +19,18 @@ app = typer.Typer(help="A/B tests of routes: figures and verdicts.", no_args_is_
 
 @app.command("list")
 def list_experiments(config: ConfigOption = None, run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
-    """Show the experiments that there are figures of."""
-    from rich.console import Console  # local: see compose/cli.py
-    from rich.table import Table
+    """Show the experiments that there are figures of: versions of routes that split requests."""
+    from rich.table import Column, Table  # local: see compose/cli.py
 
     from compose.experiment.text import moment
+    from compose.fitted_table import FittedTable, output_console
 
-    table = Table("route", "version", "subjects", "requests", "began", "last request", "variants", box=None)
+    whole = [Column(name, no_wrap=True) for name in ("route", "version", "subjects", "requests")]
+    table = Table(*whole, "began", "last request", "variants", box=None)
     with _store(run_dir, config) as store:
         for name in store.names():
             figures = store.read(name)
-            if figures is None:
+            if figures is None or not figures.did_split:
                 continue
             variants = figures.record.variants
             table.add_row(
@@ -41,14 +42,15 @@ def list_experiments(config: ConfigOption = None, run_dir: RunDirOption = DEFAUL
                 moment(figures.record.updated_at),
                 ", ".join(sorted(variants)),
             )
-    Console().print(table if table.row_count else "no route with several variants has been asked yet")
+    nothing = "no route that splits requests over several variants has been asked yet"
+    output_console().print(FittedTable(table) if table.row_count else nothing)
 
 
 @app.command()
 def report(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the route.")],
     version: Annotated[
-        int | None, typer.Option("--version", metavar="N", help="Default: the newest with figures.")
+        int | None, typer.Option("--version", metavar="N", help="Default: the one in force.")
     ] = None,
     metric: Annotated[
         str, typer.Option("--metric", help="The primary one: ttft, tpot, e2e, failed, aborted or feedback.")
@@ -68,27 +70,18 @@ def report(
 ) -> None:
     """Say how the variants of a route differ, and how sure that is. It may be asked as often as one likes."""
     import msgspec  # local: see compose/cli.py
-    from rich.console import Console
 
-    from compose.experiment.figures import ExperimentName
     from compose.experiment.html import report_page
     from compose.experiment.report import make_report
     from compose.experiment.text import report_text
     from compose.experiment.verdict import verdict
+    from compose.fitted_table import output_console
     from shared.errors import ConfigError
 
     if html is not None and not html.resolve().parent.is_dir():
         raise ConfigError(f"there is no folder for {html}", "--html")
     with _store(run_dir, config) as store:
-        versions = [known.version for known in store.names() if known.route == name]
-        wanted = version if version is not None else max(versions, default=0)
-        figures = store.read(ExperimentName(name, wanted)) if wanted in versions else None
-    if figures is None:
-        there_is = f"; there are the versions {', '.join(map(str, versions))}" if versions else ""
-        its_version = "" if version is None else f", version {version}"
-        raise ConfigError(
-            f"there are no figures of {name!r}{its_version}{there_is}; see `headrace experiment list`", "NAME"
-        )
+        figures = store.find(name, version)
     made = make_report(figures, metric=metric, control=control, alpha=alpha)
     if html is not None:
         try:
@@ -99,7 +92,7 @@ def report(
         document = {"verdict": verdict(made), **msgspec.to_builtins(made)}
         typer.echo(msgspec.json.format(msgspec.json.encode(document)))
     else:
-        Console().print(report_text(made))
+        output_console().print(report_text(made))
 
 
 @contextmanager

@@ -27,11 +27,13 @@ from compose.commands.key_options import (
     TokensPerDayOption,
     TokensPerMinuteOption,
 )
-from compose.commands.options import DEFAULT_RUN_DIR, ConfigOption, RunDirOption
+from compose.commands.options import DEFAULT_RUN_DIR, ConfigOption, RunDirOption, UrlOption
+from compose.commands.policy import EXIT_FAILED
 
 if TYPE_CHECKING:
     from compose.key_desk import KeyDesk
     from compose.key_settings import KeySettings
+    from compose.remote_key_desk import RemoteKeyDesk
     from shared.api_keys import NewApiKey
     from shared.redis_schema import ApiKeyRecord
 
@@ -58,11 +60,12 @@ def create(
     max_prompt_tokens: MaxPromptOption = None,
     max_output_tokens: MaxOutputOption = None,
     json: JsonOption = False,
+    url: UrlOption = None,
     config: ConfigOption = None,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Make a key and print it. It cannot be shown again."""
-    with _desk(run_dir, config) as desk:
+    with _desk(url, run_dir, config) as desk:
         made = desk.create(tenant, _settings(context))
     _print_secret(made, json)
     if not json:
@@ -74,15 +77,15 @@ def list_keys(
     tenant: Annotated[str | None, typer.Option("--tenant", help="Only this one's.")] = None,
     is_all: Annotated[bool, typer.Option("--all", help="Also those that are revoked.")] = False,
     json: JsonOption = False,
+    url: UrlOption = None,
     config: ConfigOption = None,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Show all keys that are not revoked."""
-    from rich.console import Console  # local: see compose/cli.py
-
+    from compose.fitted_table import FittedTable, output_console  # local: see compose/cli.py
     from compose.key_table import key_document, key_table
 
-    with _desk(run_dir, config) as desk:
+    with _desk(url, run_dir, config) as desk:
         records = [
             record
             for record in desk.list()
@@ -91,18 +94,19 @@ def list_keys(
     if json:
         _print_json([key_document(record, time.time()) for record in records])
     else:
-        Console().print(key_table(records, time.time()))
+        output_console().print(FittedTable(key_table(records, time.time())))
 
 
 @app.command()
 def show(
     key_id: KeyId,
     json: JsonOption = False,
+    url: UrlOption = None,
     config: ConfigOption = None,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Show one key, also a revoked one."""
-    with _desk(run_dir, config) as desk:
+    with _desk(url, run_dir, config) as desk:
         record = desk.get(key_id)
     _print_record(record, json)
 
@@ -126,11 +130,12 @@ def update(
     max_prompt_tokens: MaxPromptOption = None,
     max_output_tokens: MaxOutputOption = None,
     json: JsonOption = False,
+    url: UrlOption = None,
     config: ConfigOption = None,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Change what a key is good for: what is named here, and nothing else."""
-    with _desk(run_dir, config) as desk:
+    with _desk(url, run_dir, config) as desk:
         record = desk.update(key_id, _settings(context))
     _print_record(record, json)
 
@@ -143,6 +148,7 @@ def rotate(
     ] = "24h",
     at_once: Annotated[bool, typer.Option("--now", help="End the old secret at once.")] = False,
     json: JsonOption = False,
+    url: UrlOption = None,
     config: ConfigOption = None,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
@@ -150,7 +156,7 @@ def rotate(
     from compose.moments import duration_s, shown  # local: see compose/cli.py
 
     overlap_s = 0.0 if at_once else duration_s(overlap, "--overlap")
-    with _desk(run_dir, config) as desk:
+    with _desk(url, run_dir, config) as desk:
         made = desk.rotate(key_id, overlap_s)
     _print_secret(made, json)
     if not json:
@@ -160,17 +166,21 @@ def rotate(
 
 
 @app.command()
-def retire(key_id: KeyId, config: ConfigOption = None, run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
+def retire(
+    key_id: KeyId, url: UrlOption = None, config: ConfigOption = None, run_dir: RunDirOption = DEFAULT_RUN_DIR
+) -> None:
     """End the older secret of a key that was rotated, before its time."""
-    with _desk(run_dir, config) as desk:
+    with _desk(url, run_dir, config) as desk:
         desk.retire(key_id)
     typer.echo(f"the older secret of {key_id} has ended", err=True)
 
 
 @app.command()
-def revoke(key_id: KeyId, config: ConfigOption = None, run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
+def revoke(
+    key_id: KeyId, url: UrlOption = None, config: ConfigOption = None, run_dir: RunDirOption = DEFAULT_RUN_DIR
+) -> None:
     """End a key for good, on every gateway, within seconds."""
-    with _desk(run_dir, config) as desk:
+    with _desk(url, run_dir, config) as desk:
         desk.revoke(key_id)
     typer.echo(f"{key_id} is revoked", err=True)
 
@@ -202,14 +212,13 @@ def _print_secret(made: NewApiKey, json: bool) -> None:
 
 
 def _print_record(record: ApiKeyRecord, json: bool) -> None:
-    from rich.console import Console  # local: see compose/cli.py
-
+    from compose.fitted_table import output_console  # local: see compose/cli.py
     from compose.key_table import key_card, key_document
 
     if json:
         _print_json(key_document(record, time.time()))
     else:
-        Console().print(key_card(record, time.time()))
+        output_console().print(key_card(record, time.time()))
 
 
 def _print_json(document: Any) -> None:
@@ -219,21 +228,44 @@ def _print_json(document: Any) -> None:
 
 
 @contextmanager
-def _desk(run_dir: Path, config: Path | None) -> Iterator[KeyDesk]:
+def _desk(url: str | None, run_dir: Path, config: Path | None) -> Iterator[KeyDesk | RemoteKeyDesk]:
+    """With a URL keys are changed through the admin API, else in Redis itself."""
+    if url is not None:
+        with _remote_desk(url, run_dir) as remote:
+            yield remote
+        return
     import msgspec  # local: see compose/cli.py
     import redis
 
     from compose.key_desk import KeyDesk
-    from compose.stack_access import key_pepper, redis_access
+    from compose.stack_access import key_pepper, redis_access, stack_config
     from shared.errors import ConfigError
 
     access = redis_access(run_dir, config)
     client = access.connect()
+    configured = [model.name for model in stack_config(run_dir, config).models]
     try:
-        yield KeyDesk(client, access.keys, key_pepper(run_dir))
+        yield KeyDesk(client, access.keys, key_pepper(run_dir), configured=configured, warn=_warn)
     except redis.RedisError as error:
         raise ConfigError(f"Redis does not answer: {error}", "HEADRACE_REDIS_URL") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"Redis has a key that cannot be read: {error}", "HEADRACE_REDIS_URL") from error
     finally:
         client.close()
+
+
+@contextmanager
+def _remote_desk(url: str, run_dir: Path) -> Iterator[RemoteKeyDesk]:
+    from compose.gateway_client import GatewayError  # local: see compose/cli.py
+    from compose.remote_key_desk import RemoteKeyDesk
+    from compose.stack_access import admin_api_access
+
+    try:
+        yield RemoteKeyDesk(admin_api_access(run_dir, url), _warn)
+    except GatewayError as error:
+        typer.echo(f"headrace: {error}", err=True)
+        raise typer.Exit(EXIT_FAILED) from error
+
+
+def _warn(text: str) -> None:
+    typer.echo(f"headrace: {text}", err=True)

@@ -14,16 +14,16 @@ app = typer.Typer(help="Models: what is configured.", no_args_is_help=True)
 @app.command("list")
 def list_models(config: ConfigOption = None) -> None:
     """Show the configured models."""
-    from rich.console import Console  # local: see compose/cli.py
-    from rich.table import Table
+    from rich.table import Column, Table  # local: see compose/cli.py
 
+    from compose.fitted_table import FittedTable, output_console
     from compose.stack_config import read_config
 
-    table = Table("model", "source", "engines", "dtype", "max_model_len", box=None)
+    table = Table(Column("model", no_wrap=True), "source", "engines", "dtype", "max_model_len", box=None)
     for model in read_config(config).models:
         length = "the model's" if model.max_model_len is None else str(model.max_model_len)
         table.add_row(model.name, model.source, str(model.num_engines), model.dtype, length)
-    Console().print(table)
+    output_console().print(FittedTable(table))
 
 
 @app.command()

@@ -29,8 +29,7 @@ FileOption = Annotated[
 
 
 def print_table(kind: Kind, as_json: bool, url: str | None, run_dir: Path) -> None:
-    from rich.console import Console  # local: see compose/cli.py
-
+    from compose.fitted_table import FittedTable, output_console  # local: see compose/cli.py
     from compose.policy_table import routes_table, tenants_table
 
     with open_desk(url, run_dir) as desk:
@@ -38,7 +37,8 @@ def print_table(kind: Kind, as_json: bool, url: str | None, run_dir: Path) -> No
     if as_json:
         print_json(entries)
     else:
-        Console().print(tenants_table(entries) if kind == "tenants" else routes_table(entries))
+        table = tenants_table(entries) if kind == "tenants" else routes_table(entries)
+        output_console().print(FittedTable(table))
 
 
 def show_entry(kind: Kind, name: str, url: str | None, run_dir: Path) -> None:
@@ -70,6 +70,8 @@ def set_entry(
 
     with open_desk(url, run_dir) as desk:
         document = desk.change(kind, name, change)
+    for warning in document.get("warnings", ()):
+        typer.echo(f"headrace: {warning}", err=True)
     typer.echo(f"{name} is set, in version {document['policy_version']} of the policy", err=True)
 
 

@@ -30,11 +30,11 @@ def status(
 
     import msgspec
     import redis
-    from rich.console import Console
     from rich.live import Live
 
     from compose.engine_registry import EngineRegistry
     from compose.engine_table import engine_rows, engine_table
+    from compose.fitted_table import FittedTable, output_console
     from compose.run_directory import read_stack
     from compose.stack_access import redis_access
     from shared.errors import ConfigError
@@ -53,7 +53,7 @@ def status(
             typer.echo(msgspec.json.format(msgspec.json.encode(document)))
             return
         if not watch:
-            Console().print(engine_table(rows, stack))
+            output_console().print(FittedTable(engine_table(rows, stack)))
             if configuration is not None and configuration["error"] is not None:
                 typer.echo(f"{configuration['path']} is not in force: {configuration['error']}")
             return

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from compose.commands.options import DEFAULT_RUN_DIR, ConfigOption, RunDirOption
+from compose.commands.options import DEFAULT_RUN_DIR, ConfigOption, RunDirOption, UrlOption
+from compose.commands.policy import EXIT_FAILED
 
 if TYPE_CHECKING:
-    from compose.usage_source import UsageSource
     from shared.usage_database import UsageFilter
+    from shared.usage_source import FoundUsage, UsageSource
 
 
 def usage(
@@ -41,15 +42,14 @@ def usage(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Instead of the terminal.")
     ] = None,
+    url: UrlOption = None,
     config: ConfigOption = None,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Sum requests and tokens from the configured SQLite file, else from what Redis still has."""
-    import sqlite3  # local: see compose/cli.py
-    import time
+    import time  # local: see compose/cli.py
 
-    from rich.console import Console
-
+    from compose.fitted_table import FittedTable, output_console
     from compose.moments import past_moment
     from compose.usage_output import as_csv, as_json, usage_table, write_parquet
     from shared.errors import ConfigError
@@ -70,39 +70,88 @@ def usage(
         key=key,
         with_shadow=with_shadow,
     )
+    if url is not None:
+        if rows:
+            raise ConfigError(
+                "the admin API tells sums only: --rows needs the stack's Redis or file", "--rows"
+            )
+        found = _asked(url, run_dir, wanted, groups)
+    else:
+        found = _read(wanted, None if rows else groups, config, run_dir)
+    columns = list(found.rows[0]) if found.rows else [*groups, *SUMS]
+    if found.incomplete_until is not None:
+        _warn_of_gap(found.incomplete_until)
+    if found.num_left_out:
+        typer.echo(f"headrace: {found.num_left_out} rows in Redis cannot be read and are left out", err=True)
+    match output_format:
+        case "parquet":
+            assert output is not None, "checked above"
+            write_parquet(found.rows, columns, output)
+        case "table" if output is None:
+            output_console().print(FittedTable(usage_table(found.rows, columns)))
+        case "csv" | "table":
+            _write(as_csv(found.rows, columns), output)
+        case "json":
+            _write(as_json(found.rows), output)
+
+
+def _asked(url: str, run_dir: Path, wanted: UsageFilter, groups: list[str]) -> FoundUsage:
+    """Of the admin API."""
+    import math  # local: see compose/cli.py
+    from urllib.parse import urlencode
+
+    from compose.gateway_client import ANSWER_TIMEOUT_S, GatewayClient, GatewayError
+    from compose.stack_access import admin_api_access
+    from shared.usage_source import FoundUsage
+
+    given = {
+        "since": None if wanted.since is None else math.floor(wanted.since),
+        "until": None if wanted.until is None else math.floor(wanted.until),
+        "tenant": wanted.tenant,
+        "route": wanted.route,
+        "key": wanted.key,
+        "with_shadow": str(wanted.with_shadow).lower(),
+        "by": ",".join(groups),
+    }
+    query = urlencode({name: value for name, value in given.items() if value is not None})
+    access = admin_api_access(run_dir, url)
+    try:
+        document, _ = GatewayClient(access.url, access.token).ask(
+            "GET", f"/admin/usage?{query}", timeout_s=ANSWER_TIMEOUT_S
+        )
+    except GatewayError as error:
+        typer.echo(f"headrace: {error}", err=True)
+        raise typer.Exit(EXIT_FAILED) from error
+    return FoundUsage(document["data"], document["incomplete_until"], document["num_left_out"])
+
+
+def _read(wanted: UsageFilter, groups: list[str] | None, config: Path | None, run_dir: Path) -> FoundUsage:
+    """From where rows are kept. `groups`: None: the rows themselves."""
+    import sqlite3  # local: see compose/cli.py
+
+    from shared.errors import ConfigError
+    from shared.usage_source import FoundUsage
+
     source = _source(wanted, config, run_dir)
     try:
-        found = list(source.database.rows(wanted)) if rows else source.database.sums(wanted, groups)
+        database = source.database
+        rows = list(database.rows(wanted)) if groups is None else database.sums(wanted, groups)
     except sqlite3.Error as error:
         raise ConfigError(
             f"cannot read usage rows from {source.name}: {error}; is it a file that gateways write?",
             "usage.sqlite",
         ) from error
-    columns = list(found[0]) if found else [*groups, *SUMS]
-    if source.incomplete_until is not None:
-        _warn_of_gap(source.incomplete_until)
-    if source.num_left_out:
-        typer.echo(f"headrace: {source.num_left_out} rows in Redis cannot be read and are left out", err=True)
-    match output_format:
-        case "parquet":
-            assert output is not None, "checked above"
-            write_parquet(found, columns, output)
-        case "table" if output is None:
-            Console().print(usage_table(found, columns))
-        case "csv" | "table":
-            _write(as_csv(found, columns), output)
-        case "json":
-            _write(as_json(found), output)
+    return FoundUsage(rows, source.incomplete_until, source.num_left_out)
 
 
 def _source(wanted: UsageFilter, config: Path | None, run_dir: Path) -> UsageSource:
     import redis  # local: see compose/cli.py
 
     from compose.stack_access import redis_access, stack_config
-    from compose.usage_source import file_source, stream_source
     from shared.errors import ConfigError
+    from shared.usage_source import file_source, stream_source
 
-    if (source := file_source(stack_config(run_dir, config))) is not None:
+    if (source := file_source(stack_config(run_dir, config).usage.sqlite)) is not None:
         return source
     access = redis_access(run_dir, config)
     client = access.connect()

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import redis
 
+from shared.errors import ConfigError
 from shared.experiment_figures import (
     FEEDBACK_UNITS,
     NUM_SUBJECT_CELLS,
@@ -22,6 +23,7 @@ from shared.experiment_figures import (
 )
 from shared.identifiers import TenantId
 from shared.redis_schema import PolicyRecord, RedisKeys, from_json
+from shared.route_config import RouteConfig
 
 MAX_LIVES = 16  # of gateways, whose records of an experiment are kept apart
 FOLD_AFTER_S = 7 * 86_400  # since a life's last request; gateways write nothing to it after an hour
@@ -49,7 +51,21 @@ class ExperimentFigures:
     record: ExperimentRecord
     feedback: Feedback
     num_subjects: int
-    split: list[str]  # the variants as the policy lists them now; empty: it does not know the route any more
+    route: RouteConfig | None  # as the policy has it now; None: it does not know the route any more
+    other_versions: list[int] = field(default_factory=list)  # of which there are figures, too
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether the route assigns by this version now."""
+        return self.route is not None and self.route.version == self.name.version
+
+    @property
+    def did_split(self) -> bool:
+        """Whether two variants were assigned something, or are to be: else it is about a route that has
+        others for fallbacks, overrides or shadow traffic only."""
+        variants = self.record.variants.values()
+        was_split = sum(one.assigned.requests > 0 for one in variants) > 1
+        return was_split or (self.is_in_force and self.route is not None and self.route.splits_traffic)
 
 
 class ExperimentStore:
@@ -80,8 +96,32 @@ class ExperimentStore:
         if record is None:
             return None
         num_cells = self._client.bitcount(self._keys.experiment_subjects(*of_experiment))
+        others = [other.version for other in self.names() if other.route == name.route and other != name]
         return ExperimentFigures(
-            name, record, self._feedback(name), _linear_count(num_cells), self._split(name)
+            name, record, self._feedback(name), _linear_count(num_cells), self._route(name.route), others
+        )
+
+    def find(self, route: str, version: int | None = None) -> ExperimentFigures:
+        """Those of a version; by default of the one in force, or, if the policy has no such route any more,
+        of the one that was asked last.
+
+        Raises ConfigError if there are none, and msgspec.DecodeError as `read` does."""
+        known = [name for name in self.names() if name.route == route]
+        what = f"{route!r}" if version is None else f"{route!r}, version {version}"
+        if version is None and known and (in_force := self._route(route)) is not None:
+            version = in_force.version
+            what = f"{route!r}, version {version}, which is in force"
+        found = [
+            figures
+            for name in known
+            if version in (None, name.version) and (figures := self.read(name)) is not None
+        ]
+        if found:
+            return max(found, key=lambda figures: figures.record.updated_at)
+        numbers = ", ".join(str(name.version) for name in known)
+        there_are = f"; there are those of --version {numbers}" if known else ""
+        raise ConfigError(
+            f"there are no figures of {what}{there_are}; see `headrace experiment list`", "NAME"
         )
 
     def _fold(self, key: str) -> None:
@@ -107,10 +147,11 @@ class ExperimentStore:
             with contextlib.suppress(redis.WatchError):  # a gateway wrote meanwhile: next time, then
                 pipe.execute()
 
-    def _split(self, name: ExperimentName) -> list[str]:
+    def _route(self, name: str) -> RouteConfig | None:
+        """As it is in force."""
         stored = self._client.get(self._keys.policy)
         routes = [] if stored is None else from_json(PolicyRecord, stored).routes_in_force
-        return [arm.variant for route in routes if route.name == name.route for arm in route.split]
+        return next((route for route in routes if route.name == name), None)
 
     def _feedback(self, name: ExperimentName) -> Feedback:
         feedback = Feedback()

@@ -100,6 +100,8 @@ class SplitReport(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     route: str
     version: int
+    is_in_force: bool  # this version; else the route has another one now, or is gone
+    other_versions: list[int]  # of which there are figures, too
     made_at: float
     began_at: float
     updated_at: float
@@ -133,6 +135,8 @@ def make_report(
     return Report(
         route=figures.name.route,
         version=figures.name.version,
+        is_in_force=figures.is_in_force,
+        other_versions=figures.other_versions,
         made_at=clock(),
         began_at=figures.record.began_at,
         updated_at=figures.record.updated_at,
@@ -149,7 +153,8 @@ def make_report(
 
 def _names(figures: ExperimentFigures) -> list[str]:
     """As the policy lists them, then those that only the figures know."""
-    return list(dict.fromkeys([*figures.split, *sorted(figures.record.variants)]))
+    listed = [] if figures.route is None else [arm.variant for arm in figures.route.split]
+    return list(dict.fromkeys([*listed, *sorted(figures.record.variants)]))
 
 
 def _split(figures: ExperimentFigures) -> SplitReport:

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from compose.experiment.metric import METRICS
 from compose.experiment.report import Comparison, Estimate, Report, VariantReport
 from compose.experiment.verdict import verdict
+from compose.fitted_table import FittedTable
 
 OUTCOMES = ("ok", "refused", "failed", "aborted")
 SHOWN_TIMES = {"ttft": "first token", "tpot": "per output token", "e2e": "whole answer"}
@@ -23,11 +24,11 @@ def report_text(report: Report) -> RenderableType:
         "",
         *(Text(sentence) for sentence in verdict(report)),
         "",
-        _requests(report),
+        FittedTable(_requests(report)),
         "",
-        _times(report),
+        FittedTable(_times(report)),
         "",
-        _comparisons(report),
+        FittedTable(_comparisons(report)),
         "",
         *(Text(note, style="dim") for note in notes(report)),
     )
@@ -55,6 +56,7 @@ def notes(report: Report) -> list[str]:
             "counted when it first came, against the weights of that moment."
         )
     return [
+        _version_note(report),
         split,
         "Requests count for the variant that they were assigned, whoever answered. A subject counts in means "
         "as often as it asked, but no more than ten times. Overridden and shadow requests do not count.",
@@ -64,10 +66,17 @@ def notes(report: Report) -> list[str]:
     ]
 
 
+def _version_note(report: Report) -> str:
+    state = "in force" if report.is_in_force else "not in force"
+    others = ", ".join(map(str, report.other_versions))
+    told = f"there are figures of {others}, too (--version)" if others else "there are figures of no other"
+    return f"Version {report.version} is {state}; {told}."
+
+
 def _requests(report: Report) -> Table:
     table = Table(
-        "variant", "subjects", "requests", *OUTCOMES, "answered", "input tokens", "output tokens",
-        "finish reasons", "feedback",
+        Column("variant", no_wrap=True), "subjects", "requests", *OUTCOMES, "answered", "input tokens",
+        "output tokens", "finish reasons", "feedback",
         box=None,
     )  # fmt: skip
     for one in report.variants:
@@ -87,7 +96,9 @@ def _requests(report: Report) -> Table:
 
 
 def _times(report: Report) -> Table:
-    table = Table("variant", "time", "values", "geometric mean", "p50", "p95", "p99", box=None)
+    table = Table(
+        Column("variant", no_wrap=True), "time", "values", "geometric mean", "p50", "p95", "p99", box=None
+    )
     for one in report.variants:
         for metric, title in SHOWN_TIMES.items():
             if metric in one.times:
@@ -99,7 +110,13 @@ def _times(report: Report) -> Table:
 
 def _comparisons(report: Report) -> Table:
     table = Table(
-        f"against {report.control}", "metric", "difference", "interval", "p", "would show by now", box=None
+        Column(f"against {report.control}", no_wrap=True),
+        "metric",
+        "difference",
+        "interval",
+        "p",
+        "would show by now",
+        box=None,
     )
     for one in report.comparisons:
         table.add_row(*comparison_cells(one))

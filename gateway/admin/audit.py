@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.admin.access import AdminAccess, answer
+from gateway.admin.query import number_in
 from gateway.breaker import RedisUnavailableError
 from gateway.errors import invalid_request, unavailable
 from gateway.services import Services
@@ -30,8 +31,8 @@ class AuditEndpoint:
     async def list(self, request: web.Request) -> web.Response:
         """`since`: unix seconds; `before`: the id of a record, only those before it; `limit`."""
         self._access.check(request)
-        since_s = _number_in(request, "since", 0, 10**11, 0)
-        limit = _number_in(request, "limit", 1, MAX_LIMIT, DEFAULT_LIMIT)
+        since_s = number_in(request, "since", 0, 10**11) or 0
+        limit = number_in(request, "limit", 1, MAX_LIMIT) or DEFAULT_LIMIT
         before = request.query.get("before")
         if before is not None and not _is_record_id(before):
             raise invalid_request("before must be the id of a record.", "before", "invalid_value")
@@ -72,15 +73,3 @@ def _is_record_id(text: str) -> bool:
     milliseconds, dash, number = text.partition("-")
     parts = (milliseconds, number) if dash else (milliseconds,)
     return all(part.isascii() and part.isdecimal() and len(part) <= 19 for part in parts)
-
-
-def _number_in(request: web.Request, name: str, lowest: int, highest: int, default: int) -> int:
-    """Raises ApiError 400."""
-    text = request.query.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) <= 18 and lowest <= int(text) <= highest):
-        raise invalid_request(
-            f"{name} must be a whole number from {lowest} to {highest}.", name, "invalid_value"
-        )
-    return int(text)

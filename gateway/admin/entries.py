@@ -56,6 +56,10 @@ class EntriesEndpoint:
         was_there = self._find(name) is not None
         record = await self._commit(request, change)
         told = {"policy_version": record.version, **_described(self._kind, name, record)}
+        if isinstance(change.entry, TenantConfig):
+            # No refusal: who sets up both may begin with either.
+            warnings = self._services.policy.current.unknown_routes(change.entry)
+            told |= {"warnings": warnings} if warnings else {}
         return answer(told, status=200 if was_there else 201, version=record.version)
 
     async def delete(self, request: web.Request) -> web.Response:

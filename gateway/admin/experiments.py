@@ -40,7 +40,7 @@ class ExperimentsEndpoint:
     async def list_all(self, request: web.Request) -> web.Response:
         self._access.check(request)
         policy = self._services.policy.current
-        data = [await self._told(route) for route in list(policy.routes.values()) if len(route.split) > 1]
+        data = [await self._told(route) for route in list(policy.routes.values()) if route.splits_traffic]
         return answer({"object": "list", "policy_version": policy.version, "data": data})
 
     async def _told(self, route: RouteConfig) -> dict[str, Any]:

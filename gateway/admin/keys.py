@@ -12,7 +12,7 @@ from aiohttp import web
 
 from gateway.admin.access import AdminAccess, actor_of, answer
 from gateway.admin.key_bodies import KeySettingsBody, NewKeyBody, RotationBody
-from gateway.admin.key_office import KeyOffice
+from gateway.auth.key_office import KeyOffice
 from gateway.errors import ApiError, invalid_request
 from gateway.openai.body import read_json
 from gateway.openai.schema import AnyBody, check_body
@@ -22,6 +22,7 @@ from shared.api_keys import ApiKeyError, NewApiKey, revoked, without_old_secret
 from shared.identifiers import TenantId
 from shared.moments import date_of
 from shared.redis_schema import ApiKeyRecord
+from shared.route_names import unknown_routes
 
 ResultT = TypeVar("ResultT")
 
@@ -51,17 +52,18 @@ class KeysEndpoint:
         made = await self._do(
             partial(self._office.create, TenantId(body.tenant), body.fields(), actor_of(request))
         )
-        return answer(_told_with_secret(made), status=201)
+        return answer(_told_with_secret(made) | self._warnings(body), status=201)
 
     async def update(self, request: web.Request) -> web.Response:
         """Changes what the body names, and nothing else."""
         self._access.check(request)
-        fields = (await self._body(KeySettingsBody, request)).fields()
+        body = await self._body(KeySettingsBody, request)
+        fields = body.fields()
 
         def changed(record: ApiKeyRecord) -> ApiKeyRecord:
             return with_settings(record, fields)
 
-        return await self._change(request, changed, "key.update", fields)
+        return await self._change(request, changed, "key.update", fields, self._warnings(body))
 
     async def rotate(self, request: web.Request) -> web.Response:
         self._access.check(request)
@@ -90,10 +92,17 @@ class KeysEndpoint:
         changed: Callable[[ApiKeyRecord], ApiKeyRecord],
         action: str,
         told: dict[str, Any],
+        warnings: dict[str, Any] | None = None,
     ) -> web.Response:
         key_id = (await self._existing(request)).key_id
         change = partial(self._office.change, key_id, changed, action, told, actor_of(request))
-        return answer(_told(await self._do(change)))
+        return answer(_told(await self._do(change)) | (warnings or {}))
+
+    def _warnings(self, body: KeySettingsBody) -> dict[str, Any]:
+        """What is said of routes that there are not, or not yet."""
+        routes = self._services.policy.current.routes
+        warnings = list(unknown_routes("models", body.models or (), routes))
+        return {"warnings": warnings} if warnings else {}
 
     async def _existing(self, request: web.Request) -> ApiKeyRecord:
         """Raises ApiError 404."""

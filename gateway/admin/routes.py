@@ -11,6 +11,7 @@ from gateway.admin.experiments import ExperimentsEndpoint
 from gateway.admin.keys import KeysEndpoint
 from gateway.admin.policy import PolicyEndpoint
 from gateway.admin.status import StatusEndpoint
+from gateway.admin.usage import UsageEndpoint
 from gateway.services import Services
 
 
@@ -29,6 +30,7 @@ def admin_routes(services: Services) -> list[web.RouteDef]:
         web.get("/admin/policy", policy.get),
         web.get("/admin/experiments", ExperimentsEndpoint(services, access).list_all),
         web.get("/admin/audit", AuditEndpoint(services, access).list),
+        web.get("/admin/usage", UsageEndpoint(services, access).sums),
         web.get("/admin/keys", keys.list_all),
         web.post("/admin/keys", keys.create),
         web.get("/admin/keys/{key_id}", keys.get),

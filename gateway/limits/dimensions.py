@@ -109,16 +109,17 @@ class Dimensions:
 
 def dimensions_of(
     tenant: TenantConfig,
-    route: str,
+    route: str | None,
     key_id: str,
     key_limits: Limits | None,
     keys: RedisKeys,
     on_redis_failure: OnRedisFailure,
 ) -> Dimensions:
-    """`key_limits`: of this key alone, instead of what the tenant has for each of its keys."""
+    """`route`: None: the request is of none. `key_limits`: of this key alone, instead of what the tenant has
+    for each of its keys."""
     scopes: list[tuple[Scope, str, Limits | None]] = [
         ("tenant", "tenant", tenant),
-        ("route", f"route:{route}", tenant.route_limits.get(route)),
+        ("route", f"route:{route}", None if route is None else tenant.route_limits.get(route)),
         ("key", f"key:{key_id}", key_limits or tenant.key_limits),
     ]
     in_force = [(scope, subject, limits) for scope, subject, limits in scopes if limits is not None]

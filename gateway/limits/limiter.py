@@ -95,7 +95,7 @@ class Limiter:
         self._free_lanes = list(self._lanes)
         self._keeper = Keeper(Lane(client, pulse), keys, policy, gateway_id, metrics, breaker, self._lease_us)
         self._reserve_script, self._settle_script = Script("reserve.lua"), Script("settle.lua")
-        self._known: dict[tuple[str, str, str], _Known] = {}
+        self._known: dict[tuple[str, str | None, str], _Known] = {}
         self._asked: list[_Asked] = []
         self._settlements = Settlements()
         self._held: set[Reservation] = set()
@@ -108,9 +108,9 @@ class Limiter:
     # ------------------------------------------------------------------ what requests ask for
 
     def dimensions(
-        self, tenant: TenantConfig, route: str, key_id: str, key_limits: Limits | None
+        self, tenant: TenantConfig, route: str | None, key_id: str, key_limits: Limits | None
     ) -> Dimensions:
-        """The limits of a request. Made once for all those that are alike."""
+        """The limits of a request. Made once for all those that are alike. `route`: None: it is of none."""
         its_key = tenant.name, route, key_id
         known = self._known.get(its_key)
         mode = self._policy().options.on_redis_failure

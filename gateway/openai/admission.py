@@ -24,6 +24,7 @@ from gateway.openai.body import read_json
 from gateway.openai.schema import ModelBody, check_body
 from gateway.openai.unknown_fields import check_without_unknown, header_value
 from gateway.placement import Placement
+from gateway.policy import PolicySnapshot
 from gateway.request_account import RequestAccount
 from gateway.routing.assignment import VARIANT_HEADER, Asker, Assignment, subject_hash
 from gateway.routing.fallback import FallbackChain
@@ -119,6 +120,15 @@ class Admission(Generic[BodyT]):
         key = await services.authenticator.authenticate(request.headers, request.remote)
         # This request sees one policy, whatever is published meanwhile.
         exchange_of(request).policy = policy = services.policy.current
+        try:
+            return await self._admit(request, key, policy)
+        except Exception:
+            if exchange_of(request).account is None:  # who sent it is known, but not what it is of
+                self._open_account_without_route(request, key)
+            raise
+
+    async def _admit(self, request: web.Request, key: Caller, policy: PolicySnapshot) -> Admitted[BodyT]:
+        services = self._services
         tenant = policy.tenant(key.tenant)
         document = await read_json(request, policy.options)
         if time.monotonic() - exchange_of(request).arrived_at > SLOW_BODY_S:  # the key may be revoked by now
@@ -135,7 +145,7 @@ class Admission(Generic[BodyT]):
         if services.is_draining:
             raise unavailable("The server is shutting down.")
         chain = FallbackChain(route, assignment.variant)
-        variant, engine = self._next_ready(chain, exchange_of(request), no_engine(body.model))
+        variant, engine = self._next_ready(chain, exchange_of(request))
         self._check_runner(body.model, engine)
         return Admitted(
             request,
@@ -159,9 +169,12 @@ class Admission(Generic[BodyT]):
         return replace(admitted, variant=variant, engine=engine)
 
     def _next_ready(
-        self, chain: FallbackChain, exchange: Exchange, failure: EngineFailedError
+        self, chain: FallbackChain, exchange: Exchange, failure: EngineFailedError | None = None
     ) -> tuple[VariantConfig, EngineLink]:
-        """The first variant of what is left of a chain that has an engine, and one of its engines."""
+        """The first variant of what is left of a chain that has an engine, and one of its engines.
+
+        Raises `failure` if there is none and that was the last one.
+        """
         account = exchange.account
         assert account is not None, "who is admitted has one"
         while (variant := chain.next()) is not None:
@@ -176,6 +189,7 @@ class Admission(Generic[BodyT]):
                 return variant, engines[0]
             chain.failed.append(variant.variant)
             failure = no_engine(account.route)
+        assert failure is not None, "a chain begins with the variant that a request is meant for"
         failure.add_headers(chain.headers)
         raise failure
 
@@ -262,6 +276,24 @@ class Admission(Generic[BodyT]):
             user=body.user,
             session=request.headers.get(SESSION_HEADER),
             wished_variant=request.headers.get(VARIANT_HEADER),
+        )
+
+    def _open_account_without_route(self, request: web.Request, caller: Caller) -> None:
+        """A row for billing and for who looks for abuse. What the client named as its model is anything, and
+        is not in it."""
+        exchange = exchange_of(request)
+        exchange.account = RequestAccount(
+            request_id=exchange.request_id,
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            operation=self._operation,
+            route="",
+            experiment_version=0,
+            assigned_variant="",
+            variant="",
+            model="",
+            subject_hash=0,
+            arrived_at=exchange.arrived_at,
         )
 
     def _open_account(

@@ -9,6 +9,7 @@ from gateway.admin.audit import DEFAULT_LIMIT, MAX_LIMIT
 from gateway.admin.entry_body import RouteBody, TenantBody
 from gateway.admin.key_bodies import KeySettingsBody, NewKeyBody, RotationBody
 from gateway.admin.status import ResetBody
+from gateway.admin.usage import DEFAULT_GROUPS, MAX_SECONDS
 from gateway.openapi.answers.admin import (
     AuditList,
     DeletedRoute,
@@ -22,15 +23,20 @@ from gateway.openapi.answers.admin import (
     RouteList,
     TenantAnswer,
     TenantList,
+    UsageSumList,
 )
 from gateway.openapi.answers.operation import AdminStatus, ResetAnswer
 from gateway.openapi.operation import BODY_ERRORS, Access, Operation
+from shared.usage_database import GROUPINGS
 
 OPERATION = "Operation"
 POLICY = "Policy"
 KEYS = "Keys"
 
 _CHANGE_ERRORS = (401, 409, 412, 503)  # 409: something else says otherwise; 412: If-Match, If-None-Match
+
+_GROUP = "|".join(GROUPINGS)
+_GROUPS_PATTERN = f"^(({_GROUP})(,({_GROUP}))*)?$"
 
 
 def _entries(kind: str, plural: str, body: Any, one: Any, several: Any, deleted: Any) -> Iterator[Operation]:
@@ -139,6 +145,33 @@ ADMIN_OPERATIONS: tuple[Operation, ...] = (
         access=Access.ADMIN,
         answers={200: ExperimentList},
         errors=(401,),
+    ),
+    Operation(
+        "GET",
+        "/admin/usage",
+        "sumUsage",
+        POLICY,
+        "Sum requests and tokens of all gateways, as far back as rows are kept.",
+        access=Access.ADMIN,
+        query={
+            **{
+                name: {"type": "integer", "minimum": 0, "maximum": MAX_SECONDS, "description": what}
+                for name, what in (
+                    ("since", "Unix seconds of arrival."),
+                    ("until", "Not included."),
+                )
+            },
+            **{name: {"type": "string"} for name in ("tenant", "route", "key")},
+            "with_shadow": {"type": "boolean", "default": False},
+            "by": {
+                "type": "string",
+                "default": DEFAULT_GROUPS,
+                "pattern": _GROUPS_PATTERN,
+                "description": "What to sum by, with commas; empty for one sum.",
+            },
+        },
+        answers={200: UsageSumList},
+        errors=(400, 401, 503),
     ),
     Operation(
         "GET",

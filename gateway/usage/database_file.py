@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from gateway.usage.outlet import PlaceUnavailableError
 from shared.usage import UsageRecord
 from shared.usage_database import UsageDatabase
 
 logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 
 class UsageFile:
@@ -28,21 +31,29 @@ class UsageFile:
 
     async def write(self, number: int, rows: Sequence[UsageRecord]) -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._insert, rows)
-        except (sqlite3.Error, OSError) as error:
-            raise PlaceUnavailableError(str(error)) from error
+            await self._run(lambda database: database.insert(rows))
         except OverflowError:  # the one batch that it never takes must not hold up all others
             logger.exception("%d usage rows cannot be written to %s", len(rows), self.name)
+
+    async def delete_before(self, moment: float, at_most: int) -> int:
+        """How many rows have gone. Raises PlaceUnavailableError."""
+        return await self._run(lambda database: database.delete_before(moment, at_most))
 
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown()
 
-    def _insert(self, rows: Sequence[UsageRecord]) -> None:
+    async def _run(self, work: Callable[[UsageDatabase], ResultT]) -> ResultT:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._done, work)
+        except (sqlite3.Error, OSError) as error:
+            raise PlaceUnavailableError(str(error)) from error
+
+    def _done(self, work: Callable[[UsageDatabase], ResultT]) -> ResultT:
         if self._database is None:
             self._database = UsageDatabase.open(self._path)
         try:
-            self._database.insert(rows)
+            return work(self._database)
         except sqlite3.Error:
             self._close()  # the file may have been replaced, or its disk: the next try opens it anew
             raise

@@ -225,7 +225,8 @@ def test_options_reload_and_what_needs_a_restart_is_named(stack: Stack) -> None:
         "cors_allow_origins": ["https://chat.example.com"],
         "drain_timeout_s": 1.0,
     }
-    rewrite(stack, document(gateway=options, models=[*MODELS, fake_model("c")]))
+    tenants = [{"name": "acme", "models": ["chat", "c"]}]  # as the file has it: no reason to refuse the file
+    rewrite(stack, document(gateway=options, models=[*MODELS, fake_model("c")], tenants=tenants))
     wait_until(lambda: ask(stack, key, frobnicate=1).status == 200, 5, "the option")
     allowed = send(stack.url, "GET", "/livez", headers=origin).headers["access-control-allow-origin"]
     assert allowed == "https://chat.example.com"
@@ -234,6 +235,7 @@ def test_options_reload_and_what_needs_a_restart_is_named(stack: Stack) -> None:
     warning = "a restart is needed for what has changed in models, gateway.drain_timeout_s"
     wait_until(lambda: warning in stack.log("gateway"), 5, "the warning")
     assert "c" not in stack.admin_status()["routes"]
+    assert "the tenant 'acme': models: no route or model is named 'c'" in stack.log("gateway")
 
 
 def test_every_option_that_is_said_to_reload_is_one() -> None:

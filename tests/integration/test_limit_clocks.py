@@ -18,9 +18,8 @@ PER_MINUTE = 120
 BURST = 10
 DELAY_S = 3.0
 DOCUMENT = {
-    "redis": {
-        "timeout_ms": 15_000
-    },  # who is late is waited for: otherwise the failure modes would be at work
+    # Who is late is waited for: otherwise the failure modes would be at work.
+    "redis": {"timeout_ms": 15_000},
     "models": [fake_model()],
     "tenants": [{"name": "t", "requests_per_minute": PER_MINUTE, "burst": BURST}],
 }

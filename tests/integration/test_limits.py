@@ -20,6 +20,8 @@ from tests.stack import Stack, fake_model, wait_until
 
 LEASE_S = 2.0
 DOCUMENT: dict[str, Any] = {
+    # A machine that is busy is waited for: what a silent Redis leads to is looked at in test_redis_trouble.py.
+    "redis": {"timeout_ms": 5_000},
     "gateway": {"reservation_lease_s": LEASE_S, "first_token_timeout_s": 1.5},
     "models": [
         fake_model(),
@@ -142,6 +144,21 @@ def test_whatever_is_done_in_the_gateway_counts_as_a_request(stack):
     ):
         statuses = send(stack.urls[0], "POST", path, body, key=key)
         assert statuses.status == (429 if path == "/detokenize" else 200), path
+
+
+def test_feedback_counts_as_a_request_without_tokens_and_is_refused_like_one(stack):
+    body = {"response_id": "cmpl-unknown", "score": 1}
+    key = stack.key("keyed")
+    counted = [send(stack.urls[0], "POST", "/v1/feedback", body, key=key) for _ in range(3)]
+    assert [answer.status for answer in counted] == [404, 404, 429]
+    assert [answer.headers["x-ratelimit-remaining-requests"] for answer in counted] == ["1", "0", "0"]
+    refused = counted[-1]
+    assert refused.error["code"] == "rate_limit_exceeded"
+    assert refused.headers["x-headrace-limit"] == "key.requests_per_minute"
+    assert refused.headers["retry-after"] == "1"
+    assert post(stack, key).status == 429, "it is the same limit"
+    assert send(stack.urls[0], "POST", "/v1/feedback", body, key=stack.key("single")).status == 404
+    wait_until(lambda: held(stack, "single") == NOTHING, 5, "its slot is given back")
 
 
 # ---------------------------------------------------------------------- tokens

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import sqlite3
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from shared.redis_client import connect_async
 from shared.redis_schema import USAGE_BATCH_LIFETIME_S, RedisKeys
 from shared.usage import UsageRecord
 from tests.http_client import send
-from tests.stack import PEPPER, Stack, fake_model, wait_until
+from tests.stack import ADMIN_TOKEN, PEPPER, Stack, fake_model, wait_until
 from tests.unit.test_usage_outlet import row
 
 DOCUMENT: dict[str, Any] = {
@@ -87,6 +88,9 @@ def completion(model: str = "fake", **fields: Any) -> dict[str, Any]:
     return {"model": model, "prompt": "hello", "max_tokens": 5, "temperature": 0, **fields}
 
 
+USER = {"role": "user", "content": "hi"}
+
+
 def test_an_answer_s_row_says_whose_it_was_and_how_it_went(stack: Stack) -> None:
     answer = post(stack, stack.key("acme"), "/v1/completions", "whole", completion())
     kept = row_of(stack, "whole")
@@ -132,6 +136,67 @@ def test_a_refusal_by_a_limit_has_a_row_without_tokens(stack: Stack) -> None:
     kept = row_of(stack, "refused")
     assert (kept.outcome, kept.status, kept.error_code) == ("refused", 429, "rate_limit_exceeded")
     assert (kept.input_tokens, kept.output_tokens, kept.engine_id) == (0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("/v1/completions", completion("no such model"), 404, "model_not_found"),
+        ("/v1/completions", b"{", 400, None),
+        ("/v1/completions", completion(max_tokens="many"), 400, "invalid_value"),
+        ("/v1/messages", {"model": "none", "messages": [USER], "max_tokens": 1}, 404, "model_not_found"),
+        ("/v1/embeddings", {"model": "none", "input": "a"}, 404, "model_not_found"),
+    ],
+)
+def test_who_is_refused_before_a_route_is_known_has_a_row_without_one(
+    stack: Stack, path: str, body: Any, status: int, code: str | None
+) -> None:
+    request_id = f"lost-{uuid.uuid4().hex}"
+    assert post(stack, stack.key("acme"), path, request_id, body).status == status
+    kept = row_of(stack, request_id)
+    assert (kept.outcome, kept.status, kept.error_code) == ("refused", status, code)
+    assert (kept.tenant, kept.key_id[:4]) == ("acme", "key_")
+    assert (kept.route, kept.variant, kept.model, kept.input_tokens) == ("", "", "", 0)
+    assert 'route=""' not in stack.get("/metrics")[1].decode()
+
+
+def test_whom_nobody_knows_has_no_row(stack: Stack) -> None:
+    assert post(stack, "hr-unknown", "/v1/completions", "stranger", completion()).status == 401
+    assert post(stack, stack.key("acme"), "/v1/completions", "behind-it", completion()).status == 200
+    row_of(stack, "behind-it")
+    assert not [row for row in rows(stack) if row.request_id == "stranger"]
+
+
+def test_a_gateway_that_is_killed_takes_no_rows_but_those_of_its_last_moments(stack: Stack) -> None:
+    """Half a second by the design; here twice that, for a machine that has no time."""
+    others_url = stack.url
+    url = stack.start_gateway("short-lived")
+    try:
+        wait_until(lambda: stack.get("/readyz")[0] == 200, 30, "readiness")
+        key, answered_at = stack.key("acme"), dict[str, float]()
+        slowly = completion("slow", max_tokens=2)  # so few that no batch is full before its time
+        began = time.monotonic()
+        while time.monotonic() < began + 1.8:
+            request_id = f"short-{len(answered_at)}"
+            headers = {"x-request-id": request_id}
+            answer = send(url, "POST", "/v1/completions", slowly, key=key, headers=headers)
+            assert answer.status == 200
+            answered_at[request_id] = time.monotonic()
+        stack.kill("short-lived")
+        killed_at = time.monotonic()
+    finally:
+        stack.url = others_url
+        stack.urls.remove(url)
+    stack.processes["short-lived"].wait()
+    due = {request_id for request_id, moment in answered_at.items() if moment < killed_at - 1.0}
+    assert len(due) > 5
+    written = dict[str, float]()  # how long after its request's end each row was in Redis
+    for entry_id, fields in stack.redis.xrange(stack.keys.usage):
+        kept = msgspec.json.decode(fields[b"row"], type=UsageRecord)
+        at_s = int(entry_id.partition(b"-")[0]) / 1000
+        written[kept.request_id] = at_s - kept.arrived_at - kept.duration_s
+    assert due <= set(written)
+    assert max(written[request_id] for request_id in due) < 1.0
 
 
 async def test_a_client_that_leaves_has_what_was_computed_for_it(stack: Stack) -> None:
@@ -184,12 +249,39 @@ def test_a_failure_instead_of_a_whole_answer_costs_nothing_though_there_were_tok
 # ------------------------------------------------------------------------------------------ sums
 
 
-def headrace_usage(stack: Stack, *arguments: str, config: dict[str, Any] | None = None) -> Result:
+def headrace_usage(
+    stack: Stack,
+    *arguments: str,
+    config: dict[str, Any] | None = None,
+    environment: dict[str, str] | None = None,
+) -> Result:
     file = stack.directory / "usage.json"
     document = config or {"redis": {"namespace": stack.config.redis.namespace}}
     file.write_text(json.dumps(document))
-    environment = {"HEADRACE_REDIS_URL": stack.redis_url, "COLUMNS": "200"}
+    environment = environment or {"HEADRACE_REDIS_URL": stack.redis_url}
     return CliRunner().invoke(app, ["usage", "--config", str(file), *arguments], env=environment)
+
+
+def test_sums_over_the_admin_api_are_those_of_the_file(stack: Stack, database: Path) -> None:
+    key = stack.key("acme")
+    for number in range(3):
+        assert post(stack, key, "/v1/completions", f"summed-{number}", completion()).status == 200
+    of_file = {"usage": {"sqlite": str(database)}}
+    remote = {"HEADRACE_URL": stack.url, "HEADRACE_ADMIN_TOKEN": ADMIN_TOKEN}
+    for arguments in (
+        ("--by", "tenant,model,outcome,hour"),
+        ("--by", "", "--tenant", "acme", "--since", "1h", "--with-shadow"),
+        ("--until", "2020-01-01"),
+    ):
+
+        def are_equal(arguments: tuple[str, ...] = arguments) -> bool:
+            """Once the last rows of other tests are written."""
+            asked = headrace_usage(stack, *arguments, "--format", "json", environment=remote)
+            read = headrace_usage(stack, *arguments, "--format", "json", config=of_file)
+            assert asked.exit_code == 0, (asked.output, asked.exception)
+            return read.exit_code == 0 and sums(asked) == sums(read)
+
+        wait_until(are_equal, 10, f"equal sums with {arguments}")
 
 
 def sums(result: Result) -> list[dict[str, Any]]:

@@ -158,6 +158,14 @@ def test_a_change_that_was_sent_twice_because_its_answer_was_lost_is_made_once(s
     assert store.create(TENANT).record.version == 1
 
 
+def test_a_key_whose_id_is_another_one_s_by_chance_is_not_told_as_made(store, monkeypatch) -> None:
+    taken = store.create(TENANT).record
+    monkeypatch.setattr("shared.api_keys.secrets.token_hex", lambda _: taken.key_id.removeprefix("key_"))
+    with pytest.raises(ApiKeyError, match="another key"):
+        store.create(TENANT)
+    assert store.list() == [taken]
+
+
 def test_a_record_that_cannot_be_read_does_not_hide_the_others(store, client, keys, caplog) -> None:
     record = store.create(TENANT).record
     client.hset(keys.api_keys, "key_broken", b"{")
@@ -176,6 +184,21 @@ def test_what_is_not_set_takes_no_place_and_what_is_comes_back(store) -> None:
     record = store.create(TENANT).record
     assert b"cidrs" not in to_json(record)
     full = msgspec.structs.replace(
-        record, not_before=1.0, not_after=2.0, models=["a"], cidrs=["10.0.0.0/8"], limits=Limits(burst=1)
+        record,
+        not_before=1.0,
+        not_after=2.0,
+        models=["a"],
+        cidrs=["10.0.0.0/8"],
+        limits=Limits(max_concurrency=1),
     )
     assert from_json(ApiKeyRecord, to_json(full)) == full
+
+
+def test_a_burst_without_a_rate_that_was_stored_once_does_not_lock_its_key_out(store, client, keys) -> None:
+    record = store.create(TENANT, limits=Limits(max_concurrency=1)).record
+    written = to_json(record).replace(b'"burst":null', b'"burst":7')
+    assert written != to_json(record)
+    client.hset(keys.api_keys, record.key_id, written)
+    [read] = store.list()
+    assert read.limits is not None
+    assert (read.limits.burst, read.limits.requests_per_minute) == (7, None)

@@ -61,6 +61,16 @@ def test_a_file_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: p
         ("a = " + "[" * 20_000, "is not valid TOML: it is nested too deeply"),
         ("a = " + "1" * 20_000, "is not valid TOML"),
         ("models = []\n[[routes]]\nname='r'\nsplit=[{variant='a', model='m'}]", "no model is named 'm'"),
+        ("[[tenants]]\nname='a'\nburst=5", "tenants.0.burst: "),
+        ("[[tenants]]\nname='a'\n[tenants.key_limits]\nburst=5", "tenants.0.key_limits.burst: "),
+        (
+            "[[tenants]]\nname='a'\nmodels=['smollm2-135m', 'smolm2-135m']",
+            "tenants.0.models: no route or model is named 'smolm2-135m'; did you mean 'smollm2-135m'?",
+        ),
+        (
+            "[[tenants]]\nname='a'\n[tenants.route_limits.chat]\nmax_concurrency=5",
+            "tenants.0.route_limits: no route or model is named 'chat'; there are smollm2-135m",
+        ),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, complaint: str) -> None:
@@ -97,6 +107,15 @@ def test_a_configured_model_is_chosen_by_name_or_source_and_routes_follow(named:
     assert [(route.name, [arm.model for arm in route.split]) for route in config.routes] == [
         ("chat", ["small"])
     ]
+
+
+def test_a_tenant_s_names_of_routes_that_go_with_their_models_go_with_them() -> None:
+    document = two_models().model_dump(mode="json")
+    names = [document["models"][0]["name"], document["models"][1]["name"]]
+    limits = {name: {"max_concurrency": 1} for name in names}
+    document["tenants"] = [{"name": "acme", "models": [*names, "chat"], "route_limits": limits}]
+    [tenant] = with_flags(parse_config(document), model="small").tenants
+    assert (tenant.models, list(tenant.route_limits)) == (["small", "chat"], ["small"])
 
 
 @pytest.mark.parametrize(

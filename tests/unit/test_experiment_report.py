@@ -18,6 +18,7 @@ from compose.experiment.metric import METRICS
 from compose.experiment.report import Report, make_report
 from compose.experiment.text import report_text, seconds
 from compose.experiment.verdict import verdict
+from shared.config import RouteConfig, VariantConfig
 from shared.errors import ConfigError
 from shared.experiment_figures import (
     NUM_CLUSTERS,
@@ -64,7 +65,9 @@ def figures(
         for _ in range(arrived):
             record.split.count(name, shares)
         feedback.sums[name] = by_cluster(cluster, rng.choice([-1.0, 1.0], count))
-    return ExperimentFigures(ExperimentName("chat", 2), record, feedback, num_subjects, list(ratios))
+    split = [VariantConfig(variant=name, model="m") for name in ratios]
+    route = RouteConfig(name="chat", version=2, split=split)
+    return ExperimentFigures(ExperimentName("chat", 2), record, feedback, num_subjects, route, [1, 3])
 
 
 def by_cluster(cluster: np.ndarray, values: np.ndarray) -> ClusterSums:

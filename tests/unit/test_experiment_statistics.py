@@ -317,7 +317,7 @@ def comparisons(
             "treated": VariantFigures(clusters={"ttft": treated}),
         }
         record = ExperimentRecord(0.0, 0.0, variants)
-        figures = ExperimentFigures(ExperimentName("chat", 1), record, Feedback(), world.num_subjects, [])
+        figures = ExperimentFigures(ExperimentName("chat", 1), record, Feedback(), world.num_subjects, None)
         one = compare(figures, METRICS["ttft"], "control", "treated", 0.05)
         if one.estimate is not None:
             found.append(one)

@@ -21,7 +21,7 @@ from compose.key_settings import KeySettings
 from compose.moments import duration_s, moment
 from shared.api_keys import ApiKeyStore
 from shared.audit import AUDIT_FIELD
-from shared.config import TenantConfig
+from shared.config import RouteConfig, TenantConfig, VariantConfig
 from shared.errors import ConfigError, UserError
 from shared.redis_schema import ApiKeyRecord, PolicyRecord, RedisKeys, to_json
 from tests.unit.test_cli import headrace
@@ -104,16 +104,38 @@ def test_what_a_key_is_good_for_is_set_changed_and_taken_back(command: Command) 
 
     document = json.loads(
         command.done(
-            "update", made.key_id, "--expires", "none", "--models", "none", "--requests-per-minute", "0",
-            "--burst", "5", "--json",
+            "update", made.key_id, "--expires", "none", "--models", "none", "--burst", "5", "--json",
         ).stdout
     )  # fmt: skip
     assert (document["not_after"], document["models"], document["version"]) == (None, None, 2)
-    assert document["limits"] == {"burst": 5, "tokens_per_day": 1000}
+    assert document["limits"] == {"requests_per_minute": 60, "burst": 5, "tokens_per_day": 1000}
     assert document["cidrs"] == made.cidrs, "was not named"
-    command.done("update", made.key_id, "--burst", "0", "--tokens-per-day", "0", "--cidr", "none")
+    command.done(
+        "update", made.key_id, "--requests-per-minute", "0", "--tokens-per-day", "0", "--cidr", "none"
+    )  # with its rate the burst goes, too
     changed = command.store.get(made.key_id)
     assert (changed.limits, changed.cidrs, changed.not_before) == (None, [], made.not_before)
+
+
+def test_models_that_nothing_has_are_told_and_taken(command: Command) -> None:
+    """As far as anybody can know them: the policy's routes, and models that are configured or run."""
+    route = RouteConfig(name="chat", split=[VariantConfig(variant="a", model="m")])
+    policy = PolicyRecord(1, "", [TenantConfig(name="acme")], [route])
+    command.client.set(command.keys.policy, to_json(policy))
+    made = command.done("create", "--tenant", "acme", "--models", "chta,smollm2-135m")
+    assert "headrace: --models: no route or model is named 'chta'; did you mean 'chat'?\n" in made.stderr
+    assert "smollm2" not in made.stderr
+    key_id = made.stderr.splitlines()[-1].split()[0]
+    assert "'chta'" not in command.done("update", key_id, "--models", "chat").stderr
+    assert "'chta'" in command.done("update", key_id, "--models", "chat,chta").stderr
+
+
+def test_a_burst_without_a_rate_is_refused_by_name(command: Command) -> None:
+    assert "--burst: " in command.refusal("create", "--tenant", "acme", "--burst", "5")
+    _, made = command.create("--requests-per-minute", "60")
+    arguments = ("--requests-per-minute", "0", "--burst", "5")
+    assert "--burst: " in command.refusal("update", made.key_id, *arguments)
+    assert command.store.get(made.key_id) == made
 
 
 def test_rotation_prints_a_second_secret_of_the_same_key(command: Command) -> None:
@@ -224,8 +246,8 @@ def test_a_key_needs_a_tenant_that_exists(command: Command) -> None:
 
 
 def test_every_change_is_in_the_audit_without_secrets(command: Command) -> None:
-    secret, made = command.create("--name", "x", "--burst", "3")
-    command.done("update", made.key_id, "--burst", "4")
+    secret, made = command.create("--name", "x", "--tokens-per-day", "3")
+    command.done("update", made.key_id, "--tokens-per-day", "4")
     new = command.done("rotate", made.key_id).stdout.strip()
     command.done("retire", made.key_id)
     command.done("revoke", made.key_id)
@@ -234,8 +256,13 @@ def test_every_change_is_in_the_audit_without_secrets(command: Command) -> None:
     assert [(record["action"], record["object"]) for record in records] == [
         (f"key.{action}", made.key_id) for action in ("create", "update", "rotate", "retire", "revoke")
     ]
-    assert records[0]["change"] == {"tenant": "acme", "name": "x", "limits": {"burst": 3}, "version": 1}
-    assert records[1]["change"] == {"limits": {"burst": 4}, "version": 2}
+    assert records[0]["change"] == {
+        "tenant": "acme",
+        "name": "x",
+        "limits": {"tokens_per_day": 3},
+        "version": 1,
+    }
+    assert records[1]["change"] == {"limits": {"tokens_per_day": 4}, "version": 2}
     digests = [secret.digest for secret in made.secrets]
     for hidden in (secret, new, *digests):
         assert all(hidden.encode() not in entry for entry in entries)

@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from engine_service.fake_model import fake_text_bundle
 from gateway.errors import ApiError
 from gateway.openai.sampling import sampling_of
 from gateway.openai.schema import ChatCompletionBody, CompletionBody, check_body
+from shared.byte_text import byte_text_bundle
 from shared.messages import ModelCard
 from shared.tokenizer import Tokenizer
 
@@ -119,7 +119,7 @@ def test_a_chat_says_how_many_alternatives_it_wants(fields, wanted):
 
 
 def test_bad_words_are_barred_at_the_start_of_a_text_and_behind_a_space():
-    tokenizer = Tokenizer(fake_text_bundle())
+    tokenizer = Tokenizer(byte_text_bundle())
     ab = (97, 98)
     assert tokenizer.bad_word_tokens(["ab", "  ab", "\n"]) == (ab, (32, *ab), (10,), (32, 10))
     assert tokenizer.bad_word_tokens([]) == ()

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.breaker import RedisBreaker
 from gateway.generation import Usage
 from gateway.request_account import CLIENT_LEFT, RequestAccount
 from gateway.usage.database_file import UsageFile
+from gateway.usage.keeper import FORGOTTEN_AT_ONCE, UsageKeeper
 from gateway.usage.outlet import BATCH_ROWS, PlaceUnavailableError, UsageOutlet
-from shared.identifiers import EngineId, TenantId
+from shared.config import UsageConfig
+from shared.identifiers import EngineId, GatewayId, TenantId
+from shared.redis_client import connect_async
+from shared.redis_schema import RedisKeys
 from shared.usage import UsageRecord
 from shared.usage_database import GROUPINGS, SUMS, UsageDatabase, UsageFilter
+from tests.stack import wait_until
 
 
 def row(number: int = 0, **fields: Any) -> UsageRecord:
@@ -276,6 +283,58 @@ def test_sums_are_by_what_was_asked_for_and_leave_shadows_out_unless_asked() -> 
     late = UsageFilter(since=1_800_000_002.0, until=1_800_000_003.0)
     assert database.sums(late, [])[0]["requests"] == 1
     assert set(database.sums(UsageFilter(), list(GROUPINGS))[0]) == {*GROUPINGS, *SUMS}
+
+
+def test_old_rows_are_deleted_in_bounded_batches_that_an_index_finds() -> None:
+    database = UsageDatabase.in_memory()
+    database.insert(row(number) for number in (3, 1, 2, 0, 4))
+    before = row(3).arrived_at
+    assert [database.delete_before(before, 2) for _ in range(3)] == [2, 1, 0]
+    assert [each["record_id"] for each in database.rows(UsageFilter())] == ["row-3", "row-4"]
+    statements: list[str] = []
+    connection = database._connection
+    connection.set_trace_callback(statements.append)
+    database.delete_before(before, 2)
+    connection.set_trace_callback(None)
+    [statement] = [text for text in statements if text.startswith("DELETE")]
+    plan = " ".join(step[3] for step in connection.execute(f"EXPLAIN QUERY PLAN {statement}"))
+    assert "usage_by_arrival" in plan
+    assert "SCAN" not in plan.replace("SCAN LIST", "")
+
+
+@pytest.mark.parametrize("keep_days", [None, 30])
+async def test_a_file_keeps_its_rows_for_as_long_as_is_configured(
+    tmp_path: Path, keep_days: int | None
+) -> None:
+    path = tmp_path / "usage.sqlite"
+    now = time.time()
+    ages = [("old", 31.0), ("young", 29.0)]
+    database = UsageDatabase.open(path)
+    database.insert(row(record_id=name, arrived_at=now - days * 86_400) for name, days in ages)
+    database.insert(row(number, arrived_at=now - 40 * 86_400) for number in range(FORGOTTEN_AT_ONCE))
+    database.close()
+    config = UsageConfig(max_rows=0, sqlite=str(path), sqlite_keep_days=keep_days)
+    unasked = connect_async("redis://127.0.0.1:1", 100)
+    keeper = UsageKeeper(
+        config, unasked, RedisKeys("n"), RedisBreaker(), GatewayId("g"), on_dropped=lambda _: None
+    )
+    following = asyncio.create_task(keeper.follow())
+    keeper.put(row(record_id="fresh", arrived_at=now))
+
+    def left() -> set[str]:
+        reader = UsageDatabase.open_to_read(path)
+        try:
+            return {each["record_id"] for each in reader.rows(UsageFilter())}
+        finally:
+            reader.close()
+
+    num_left = 2 if keep_days else 3 + FORGOTTEN_AT_ONCE
+    await asyncio.to_thread(wait_until, lambda: "fresh" in left() and len(left()) == num_left, 10)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    await keeper.close()
+    await unasked.aclose()
+    assert left() >= {"young", "fresh"}
 
 
 def test_two_processes_and_a_reader_share_one_file(tmp_path: Path) -> None:

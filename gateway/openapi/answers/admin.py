@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from pydantic import with_config
 from typing_extensions import TypedDict  # typing's own lacks what pydantic needs before Python 3.12
@@ -33,6 +33,7 @@ class RouteEntry(TypedDict):
 @with_config(CLOSED)
 class TenantAnswer(TenantEntry):
     policy_version: int
+    warnings: NotRequired[list[str]]  # of what names routes that there are not, or not yet
 
 
 @with_config(CLOSED)
@@ -132,6 +133,37 @@ class AuditList(TypedDict):
 
 
 @with_config(CLOSED)
+class UsageSum(TypedDict):
+    """Those of `by` are there that were asked for; "": such requests were refused before they had one."""
+
+    tenant: NotRequired[str]
+    key: NotRequired[str]
+    route: NotRequired[str]
+    variant: NotRequired[str]
+    model: NotRequired[str]
+    engine: NotRequired[str | None]
+    operation: NotRequired[str]
+    outcome: NotRequired[str]
+    day: NotRequired[str]
+    hour: NotRequired[str]
+    requests: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    errors: int
+    refused: int
+    aborted: int
+
+
+@with_config(CLOSED)
+class UsageSumList(TypedDict):
+    object: Literal["list"]
+    data: list[UsageSum]
+    incomplete_until: float | None  # unix seconds: requests before it may be missing
+    num_left_out: int  # rows that cannot be read
+
+
+@with_config(CLOSED)
 class KeySecret(TypedDict):
     display_prefix: str
     created_at: str
@@ -152,6 +184,7 @@ class Key(TypedDict):
     limits: Limits | None
     version: int
     secrets: list[KeySecret]
+    warnings: NotRequired[list[str]]  # as a tenant's
 
 
 @with_config(CLOSED)

@@ -16,7 +16,6 @@ from shared.api_keys import (
     ApiKeyError,
     ApiKeyStore,
     NewApiKey,
-    unstored_api_key,
     with_new_secret,
 )
 from shared.audit import AUDIT_FIELD, MAX_AUDIT_RECORDS, AuditRecord, audit_bytes
@@ -48,10 +47,7 @@ class KeyOffice:
     def create(self, tenant: TenantId, fields: dict[str, Any], actor: str) -> NewApiKey:
         """`fields`: of ApiKeyRecord. Raises KeySettingError."""
         check_settings(fields)
-        made = unstored_api_key(tenant, self._pepper, **fields)
-        # "exists": by the same command, which redis-py sends once more when its answer was lost.
-        result = self._store.write(made.record, 0)
-        assert result in ("ok", "exists"), f"nobody else has this key id: {result}"
+        made = self._store.create(tenant, **fields)
         self._audit("key.create", made.record, fields, actor)
         return made
 

@@ -1,4 +1,4 @@
-"""Where `headrace usage` finds its rows: the SQLite file that gateways fill, else what Redis still has."""
+"""Where usage rows are found: the SQLite file that gateways fill, else what Redis still has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import redis
 
-from shared.config import HeadraceConfig
 from shared.errors import ConfigError
 from shared.redis_schema import RedisKeys
 from shared.usage import UsageRecord
@@ -31,14 +30,23 @@ class UsageSource:
     num_left_out: int = 0  # rows that cannot be read, or not be summed
 
 
-def file_source(config: HeadraceConfig) -> UsageSource | None:
-    """None: no file is configured. Raises ConfigError if it cannot be read."""
-    if config.usage.sqlite is None:
+@dataclass(frozen=True, slots=True)
+class FoundUsage:
+    """What came of a question: rows of figures, and what they lack."""
+
+    rows: list[dict[str, Any]]
+    incomplete_until: float | None = None  # as above
+    num_left_out: int = 0
+
+
+def file_source(path: str | None) -> UsageSource | None:
+    """`path`: as configured. None: there is none. Raises ConfigError if it cannot be read."""
+    if path is None:
         return None
     try:
-        return UsageSource(UsageDatabase.open_to_read(Path(config.usage.sqlite)), config.usage.sqlite)
+        return UsageSource(UsageDatabase.open_to_read(Path(path)), path)
     except sqlite3.Error as error:
-        raise ConfigError(f"cannot read {config.usage.sqlite}: {error}", "usage.sqlite") from error
+        raise ConfigError(f"cannot read {path}: {error}", "usage.sqlite") from error
 
 
 def stream_source(client: redis.Redis, keys: RedisKeys, wanted: UsageFilter) -> UsageSource:
