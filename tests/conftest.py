@@ -9,6 +9,7 @@ import pytest
 
 from engine_service.openmp import bound_openmp_spinning
 from tests.real_stack import RealStack, running_real_stack
+from tests.shared_stacks import SharedStacks
 from tests.valkey_server import running_valkey
 
 bound_openmp_spinning()  # as engines do: tests, too, share their cores
@@ -23,10 +24,41 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The stack that most tests share first: who runs them would otherwise be the last to end."""
+    """Groups in one piece, and first that of the stack that most tests share: who runs it would otherwise
+    be the last to end.
+    """
     from tests.file_scheduling import REAL_STACK, group_of
 
-    items.sort(key=lambda item: group_of(item.nodeid) != REAL_STACK)
+    groups = dict.fromkeys([REAL_STACK, *(group_of(item.nodeid) for item in items)])
+    places = {group: place for place, group in enumerate(groups)}
+    items.sort(key=lambda item: places[group_of(item.nodeid)])
+
+
+_SHARED_STACKS = pytest.StashKey[SharedStacks]()
+
+
+@pytest.hookimpl
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_SHARED_STACKS] = SharedStacks()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    from tests.file_scheduling import group_of
+
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid):
+            item.config.stash[_SHARED_STACKS].end_all()
+
+
+@pytest.fixture(scope="session")
+def shared_stacks(pytestconfig: pytest.Config, redis_url: str) -> Iterator[SharedStacks]:
+    """Ends before their Redis, which it depends on."""
+    stacks = pytestconfig.stash[_SHARED_STACKS]
+    yield stacks
+    stacks.end_all()
 
 
 @pytest.fixture(scope="session")
@@ -36,11 +68,10 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session")
-def real_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealStack]:
+@pytest.fixture(scope="module")
+def real_stack(shared_stacks: SharedStacks, tmp_path_factory: pytest.TempPathFactory) -> RealStack:
     """Tests that take it share one `headrace up`."""
-    with running_real_stack(tmp_path_factory.mktemp("real")) as stack:
-        yield stack
+    return shared_stacks.running("real", lambda: running_real_stack(tmp_path_factory.mktemp("real")))
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from pathlib import Path
 from xdist.scheduler import LoadScopeScheduling
 
 REAL_STACK = "real_stack"
-# Fixtures of the session whose start takes seconds, and the folders whose conftest.py takes them for all.
-_SHARED = (REAL_STACK, "text_stack", "transformers_model")
+# Fixtures of several files whose start takes seconds, and the folders whose conftest.py takes them for all.
+_SHARED = (REAL_STACK, "text_stack", "right_server", "transformers_model")
 _FOLDERS = {"tests/clients": REAL_STACK}
 _TESTS = Path(__file__).parent.parent
 

@@ -25,6 +25,7 @@ from shared.config import HeadraceConfig, parse_config
 from shared.identifiers import TenantId
 from shared.redis_client import connect
 from shared.redis_schema import RedisKeys
+from tests.warm_process import WarmProcess, can_be_warm, start_warm
 
 PEPPER = "test-pepper"
 ADMIN_TOKEN = "test-admin-token"
@@ -82,19 +83,26 @@ class RunningStack:
 
 
 class Stack(RunningStack):
-    """Use as a context manager. Everything it started is dead afterwards."""
+    """Use as a context manager. Everything it started is dead afterwards.
+
+    `fresh`: each process is an interpreter of its own from its first line on, for tests about just that and
+    for measurements. Otherwise most are warm ones, see `tests.warm_process`.
+    """
 
     def __init__(
         self,
         redis_url: str,
         document: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
+        *,
+        fresh: bool = False,
     ) -> None:
+        self._fresh = fresh
         document = document or {"models": [fake_model()]}
         document.setdefault("redis", {})["namespace"] = f"test-{uuid.uuid4().hex[:10]}"
         self.config: HeadraceConfig = parse_config(document)
         super().__init__(redis_url, self.config.redis.namespace, pepper=PEPPER, admin_token=ADMIN_TOKEN)
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes] | WarmProcess] = {}
         self.urls: list[str] = []
         self._environment = environment or {}
         self._directory = tempfile.TemporaryDirectory(prefix="hr-")  # short: unix socket paths are
@@ -129,7 +137,7 @@ class Stack(RunningStack):
         fresh.write_text(text)
         fresh.replace(self._config_file)
 
-    def start_engine(self, model: str, number: int) -> subprocess.Popen[bytes]:
+    def start_engine(self, model: str, number: int) -> subprocess.Popen[bytes] | WarmProcess:
         engine_id = f"{model}-{number}"
         return self._start(
             engine_id,
@@ -183,7 +191,7 @@ class Stack(RunningStack):
 
     def _start(
         self, name: str, *arguments: str, environment: dict[str, str] | None = None
-    ) -> subprocess.Popen[bytes]:
+    ) -> subprocess.Popen[bytes] | WarmProcess:
         environment = {
             **os.environ,
             "HEADRACE_REDIS_URL": self.redis_url,
@@ -192,14 +200,25 @@ class Stack(RunningStack):
             **self._environment,
             **(environment or {}),
         }
+        arguments = (*arguments, "--config", str(self._config_file))
+        process: subprocess.Popen[bytes] | WarmProcess
         with (self.directory / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "compose.cli", *arguments, "--config", str(self._config_file)],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            if self._fresh or not can_be_warm(environment):
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "compose.cli", *arguments],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            else:
+                process = start_warm(
+                    "compose.cli",
+                    *arguments,
+                    environment=environment,
+                    stdout=log.fileno(),
+                    stderr=log.fileno(),
+                )
         self.processes[name] = process
         return process
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.conformance.right_server import RightServer, running_right_server
+from tests.shared_stacks import SharedStacks
 
 
-@pytest.fixture(scope="session")
-def right_server(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RightServer]:
-    with running_right_server(redis_url, tmp_path_factory.mktemp("right")) as server:
-        yield server
+@pytest.fixture(scope="module")
+def right_server(
+    shared_stacks: SharedStacks, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> RightServer:
+    return shared_stacks.running(
+        "right", lambda: running_right_server(redis_url, tmp_path_factory.mktemp("right"))
+    )

@@ -8,6 +8,6 @@ import pytest
 from tests.real_stack import RealStack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(real_stack: RealStack) -> openai.OpenAI:
     return openai.OpenAI(base_url=real_stack.url + "/v1", api_key=real_stack.key, max_retries=0, timeout=120)

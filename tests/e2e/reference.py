@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 TIE = 1e-4  # of logits: nearer than this, the order of a float32 sum decides
+_BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,23 @@ class Reference:
 
 
 @torch.inference_mode()
-def verified(model: Any, prompt: list[int], output: list[int]) -> Reference:
-    """`output` as a reference, after transformers has confirmed each of its tokens (up to ties)."""
-    logits = model(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
+def verified(model: Any, prompts: list[list[int]], outputs: list[list[int]]) -> list[Reference]:
+    """The outputs as references, after transformers has confirmed each of their tokens (up to ties)."""
+    texts = [prompt + output[:-1] for prompt, output in zip(prompts, outputs, strict=True)]
+    references = {}
+    # Some at a time, which is quicker, and those of like lengths. What is behind a text does not change it.
+    by_length = sorted(range(len(texts)), key=lambda number: len(texts[number]))
+    for numbers in (by_length[at : at + _BATCH] for at in range(0, len(texts), _BATCH)):
+        width = len(texts[numbers[-1]])
+        padded = torch.tensor([texts[number] + [0] * (width - len(texts[number])) for number in numbers])
+        for number, logits in zip(numbers, model(padded).logits, strict=True):
+            prompt, output = prompts[number], outputs[number]
+            references[number] = _confirmed(prompt, output, logits[len(prompt) - 1 : len(texts[number])])
+    return [references[number] for number in range(len(texts))]
+
+
+def _confirmed(prompt: list[int], output: list[int], logits: torch.Tensor) -> Reference:
+    """`logits`: one row for each token of the output, [num_tokens, vocab_size]."""
     top_two = logits.topk(2).values
     chosen = logits.gather(1, torch.tensor(output).unsqueeze(1)).squeeze(1)
     behind = top_two[:, 0] - chosen

@@ -11,13 +11,15 @@ import pytest
 
 from compose.valkey import EmbeddedValkey, free_port
 from tests.integration.text_stack import TextStack
+from tests.shared_stacks import SharedStacks
 
 
-@pytest.fixture(scope="session")
-def text_stack(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextStack]:
+@pytest.fixture(scope="module")
+def text_stack(
+    shared_stacks: SharedStacks, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> TextStack:
     """One for all tests of texts and their tokens, whose limits are looked at by tenants of their own."""
-    with TextStack(redis_url, tmp_path_factory.mktemp("texts")) as stack:
-        yield stack
+    return shared_stacks.running("text", lambda: TextStack(redis_url, tmp_path_factory.mktemp("texts")))
 
 
 @pytest.fixture

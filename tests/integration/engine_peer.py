@@ -32,6 +32,7 @@ from shared.messages import (
     encode,
 )
 from shared.sampling import SamplingParams
+from tests.warm_process import ROOT, WarmProcess, start_warm
 
 TIMEOUT_S = 20.0
 M = TypeVar("M", bound=FromEngine)
@@ -132,29 +133,37 @@ def peer(address: str, gateway_id: str = "gateway-a", receive_high_water_mark: i
 
 @contextlib.contextmanager
 def engine(
-    address: str, *flags: str, source: str | None = "fake:step_delay_ms=5"
-) -> Iterator[subprocess.Popen[str]]:
+    address: str, *flags: str, source: str | None = "fake:step_delay_ms=5", fresh: bool = False
+) -> Iterator[subprocess.Popen[str] | WarmProcess]:
     """An engine process, killed at the end if it still runs. Its log is in `stderr`.
 
-    `source` is None where `flags` name a configuration file.
+    `source` is None where `flags` name a configuration file. `fresh`: as of a `tests.stack.Stack`.
     """
-    process = start_engine(address, *flags, source=source)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def start_engine(address: str, *flags: str, source: str | None) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "engine_service", "--bind", address, *flags]
+    arguments = ["--bind", address, *flags]
     if source is not None:
-        command += ["--source", source]
-    root = Path(__file__).parents[2]
-    return subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True)
+        arguments += ["--source", source]
+    log, log_end = os.pipe()
+    with os.fdopen(log) as stderr:
+        process: subprocess.Popen[str] | WarmProcess
+        try:
+            if fresh:
+                command = [sys.executable, "-m", "engine_service", *arguments]
+                process = subprocess.Popen(command, cwd=ROOT, stderr=log_end, text=True)
+            else:
+                process = start_warm(
+                    "engine_service", *arguments, environment=dict(os.environ), stdout=log_end, stderr=log_end
+                )
+        finally:
+            os.close(log_end)
+        process.stderr = stderr
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
 
-def stop(process: subprocess.Popen[str]) -> int:
+def stop(process: subprocess.Popen[str] | WarmProcess) -> int:
     process.send_signal(signal.SIGTERM)
     return process.wait(TIMEOUT_S)
 

@@ -20,7 +20,7 @@ def test_importing_the_gateway_loads_nothing_heavy():
 
 
 def test_the_running_process_has_loaded_nothing_heavy_and_stays_below_150_mb(redis_url):
-    with Stack(redis_url) as stack:
+    with Stack(redis_url, fresh=True) as stack:
         stack.get("/metrics")
         process = stack.processes["gateway"]
         maps = Path(f"/proc/{process.pid}/maps").read_text()
@@ -33,7 +33,7 @@ def test_the_running_process_has_loaded_nothing_heavy_and_stays_below_150_mb(red
 
 def test_its_start_takes_a_few_seconds_of_a_core_at_most(redis_url):
     """Of processor time, since the machine is shared. The best of three."""
-    with Stack(redis_url) as stack:
+    with Stack(redis_url, fresh=True) as stack:
         times = []
         for number in range(3):
             stack.start_gateway(f"again-{number}")

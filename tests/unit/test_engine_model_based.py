@@ -388,9 +388,9 @@ EVERYTHING = {
 
 
 @pytest.mark.timeout(900)  # to make a history shorter that has failed takes minutes
-def test_ten_thousand_random_events_leave_every_request_with_its_answer() -> None:
-    seen = explore(num_engines=36, num_histories=7, num_rules=44)
-    assert seen["rules"] >= 10_000
+def test_five_thousand_random_events_leave_every_request_with_its_answer() -> None:
+    seen = explore(num_engines=18, num_histories=7, num_rules=44)
+    assert seen["rules"] >= 5_000
     assert not EVERYTHING - seen.keys(), "something did not happen at all"
     assert seen["finished: length"] + seen["finished: stop"] >= 1000
 

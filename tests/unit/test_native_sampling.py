@@ -193,17 +193,17 @@ def test_the_last_number_falls_on_a_token_with_weight(
     assert_drawn(native, logits, [Draw(LAST, **options)] * len(logits))
 
 
-NUM_DRAWS = 40_000
-
-
 @pytest.mark.parametrize("options", FILTERS)
-def test_frequencies_follow_the_probabilities(native: NativeSampling, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("num_draws", [15_000, pytest.param(100_000, marks=pytest.mark.soak)])
+def test_frequencies_follow_the_probabilities(
+    native: NativeSampling, options: dict[str, Any], num_draws: int
+) -> None:
     """Chi-square against shares that are found by a sort, in float64."""
     logits = torch.randn(1, 700, generator=torch.Generator().manual_seed(1)) * 2
-    draws = [Draw(number, 0.9, **options) for number in numbers(NUM_DRAWS)]
-    tokens = tokens_of(native, logits.expand(NUM_DRAWS, -1), draws)
+    draws = [Draw(number, 0.9, **options) for number in numbers(num_draws)]
+    tokens = tokens_of(native, logits.expand(num_draws, -1), draws)
     counts = np.bincount(tokens, minlength=700)
-    expected = NUM_DRAWS * shares(logits[0].double().numpy(), draws[0])
+    expected = num_draws * shares(logits[0].double().numpy(), draws[0])
     assert not counts[expected == 0].any()
     rare = (expected > 0) & (expected < 20)
     seen = np.append(counts[expected >= 20], counts[rare].sum())
