@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine_service.fake_model import DEFAULT_MAX_MODEL_LEN, VOCAB_SIZE, fake_text_bundle, parse_options
+from engine_service.fake_model import DEFAULT_MAX_MODEL_LEN, parse_options
 from engine_service.fake_runner import FakeModelFailure, digest_of, mix
 from engine_service.served_embedder import ServedEmbedder, make_card
+from shared.byte_text import VOCAB_SIZE, byte_text_bundle
 from shared.config import ModelConfig
 from shared.errors import ConfigError
 
@@ -80,4 +81,4 @@ def load_fake_embedder(config: ModelConfig) -> ServedEmbedder:
         embedding_dim=dim,
         matryoshka_dimensions=None,
     )
-    return ServedEmbedder(embedder, card, fake_text_bundle())
+    return ServedEmbedder(embedder, card, byte_text_bundle())

@@ -18,16 +18,16 @@ from engine_service.compute_thread import ComputeThread
 from engine_service.embedding_loop import EmbeddingLoop
 from engine_service.openmp import bound_openmp_spinning
 from engine_service.parent_process import die_with, is_orphan
-from engine_service.registry import Registry
 from engine_service.served_embedder import ServedEmbedder, build_embedding_engine, make_card
 from engine_service.served_model import ServedModel, build_engine, num_compute_threads, overlaps_steps
 from engine_service.service import EngineService, MakeLoop, ServiceEnded
 from engine_service.step_execution import OverlappedExecution
 from engine_service.step_loop import StepLoop
 from engine_service.tracing import RequestSpans
-from engine_service.transport.endpoint import advertised_address, bind_router, remove_socket_file
 from engine_service.transport.kv_event_publisher import KvEventPublisher
 from shared.config import ModelConfig
+from shared.engine_endpoint import advertised_address, bind_router, remove_socket_file
+from shared.engine_registry import Registry
 from shared.errors import ConfigError, UserError
 from shared.identifiers import EngineEpoch, EngineId, fresh_epoch
 from shared.messages import EngineLoad

@@ -40,7 +40,7 @@ def engine(
 
     from compose.service_logging import log_to_stderr
     from compose.stack_config import REDIS_URL, read_config, redis_url, required_secret, with_flags
-    from engine_service.main import run_engine
+    from loadtest.simulator.knobs import is_simulated, knobs_of_source
     from shared.identifiers import EngineId
 
     log_to_stderr()
@@ -48,13 +48,32 @@ def engine(
     if model is None and not settings.models:
         raise typer.BadParameter("the configuration has no [[models]]", param_hint="--model")
     chosen = settings.models[0]
+    chosen_id = EngineId(engine_id or f"{chosen.name}-{socket.gethostname()}")
+    url = redis_url(settings) or required_secret(REDIS_URL)
+    if is_simulated(chosen.source):
+        from loadtest.simulator.process import run_simulated_engine
+
+        exit_code = run_simulated_engine(
+            chosen,
+            knobs_of_source(chosen.source),
+            engine_id=chosen_id,
+            bind=bind,
+            advertise=advertise,
+            cpus=cpus,
+            redis_url=url,
+            namespace=settings.redis.namespace,
+        )
+        raise typer.Exit(exit_code)
+
+    from engine_service.main import run_engine
+
     exit_code = run_engine(
         chosen,
-        engine_id=EngineId(engine_id or f"{chosen.name}-{socket.gethostname()}"),
+        engine_id=chosen_id,
         bind=bind,
         advertise=advertise,
         cpus=cpus,
-        redis_url=redis_url(settings) or required_secret(REDIS_URL),
+        redis_url=url,
         namespace=settings.redis.namespace,
     )
     raise typer.Exit(exit_code)

@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from engine_service.kv_events import KvEvent, KvEventBatch
-from engine_service.transport.endpoint import listen, remove_socket_file
+from shared.engine_endpoint import listen, remove_socket_file
 from shared.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -68,7 +68,7 @@ def _measure(directory: Path, num_streams: int, events_per_s: float, seconds: fl
     num_probes = num_streams // 4
     with running_valkey(directory) as redis_url:
         document = {"models": [fake_model(engines=0, max_model_len=1_000_000)]}
-        with Stack(redis_url, document) as stack:
+        with Stack(redis_url, document, fresh=True) as stack:
             ours, theirs = context.Pipe()
             address = f"ipc://{directory}/engine.sock"
             engine = context.Process(

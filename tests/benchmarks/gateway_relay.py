@@ -34,7 +34,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, running_valkey(Path(directory)) as redis_url:
         model = fake_model(options=f"step_delay_ms={arguments.step_delay_ms}", max_num_seqs=arguments.streams)
-        with Stack(redis_url, {"models": [model]}) as stack:
+        with Stack(redis_url, {"models": [model]}, fresh=True) as stack:
             print("| tokens/s | events a token | gateway µs a token | µs an event | engine µs a token |")
             print("|---:|---:|---:|---:|---:|")
             for _ in range(arguments.repeats):

@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
+from loadtest.simulator.wire_engine import WireEngine
 from shared.identifiers import RequestId
 from shared.messages import SequenceUpdate, Submit
 from shared.redis_schema import RedisKeys
-from tests.wire_engine import WireEngine
 
 TOKEN_IDS = b"the quick brown fox jumps over the lazy dog "
 
@@ -79,6 +79,7 @@ class PacedEngine(WireEngine):
         self.num_late_steps += now_s - self._next_step_s > self._step_interval_s / 2
         self._next_step_s = max(self._next_step_s + self._step_interval_s, now_s)
         self.num_steps += 1
+        self.num_running = sum(map(len, self._streams.values()))
         self.beat()
         for gateway, streams in self._streams.items():
             if streams:
@@ -87,7 +88,7 @@ class PacedEngine(WireEngine):
     def _say_a_token_each(self, gateway: bytes, streams: dict[RequestId, _Stream]) -> None:
         updates = [stream.next_update(request_id) for request_id, stream in streams.items()]
         now_ns = time.time_ns()
-        self.say(gateway, updates, len(streams))
+        self.say(gateway, updates)
         for request_id, stream in list(streams.items()):
             if stream.num_tokens == 1:
                 self.first_sent_at_ns[stream.seed] = now_ns

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from loadtest.simulator.wire_engine import WireEngine
 from shared.identifiers import RequestId
 from shared.messages import SequenceUpdate, Submit
 from shared.redis_schema import RedisKeys
-from tests.wire_engine import WireEngine
 
 NO_TOKEN = -1
 

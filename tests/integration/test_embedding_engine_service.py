@@ -15,6 +15,7 @@ from engine_service.fake_embedder import FakeEmbedder
 from shared.identifiers import RequestId, TenantId
 from shared.messages import Dead, Embed, Embedded, ResetPrefixCache
 from tests.integration.engine_peer import Peer, engine, peer
+from tests.warm_process import WarmProcess
 
 FAKE = FakeEmbedder(8)
 
@@ -27,7 +28,7 @@ def address(tmp_path: Path) -> str:
 @contextlib.contextmanager
 def embedding_engine(
     address: str, *flags: str, options: str = "", **fields: Any
-) -> Iterator[subprocess.Popen[str]]:
+) -> Iterator[subprocess.Popen[str] | WarmProcess]:
     config = Path(address.removeprefix("ipc://")).with_suffix(".toml")
     lines = [f"{name} = {value}" for name, value in fields.items()]
     config.write_text(

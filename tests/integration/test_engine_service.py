@@ -290,30 +290,21 @@ def test_requests_beyond_the_queue_are_rejected(tmp_path: Path, address: str) ->
         '[[models]]\nname = "tiny"\nsource = "fake:step_delay_ms=50"\n'
         "max_num_seqs = 1\nmax_queued_requests = 3\nmax_model_len = 100\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "engine_service", "--config", str(config), "--bind", address],
-        cwd=Path(__file__).parents[2],
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        with peer(address) as gateway:
-            assert gateway.hello().model.name == "tiny"
-            gateway.submit("running", max_tokens=20)
-            gateway.wait_for(StepResult)
-            for number in range(8):
-                gateway.submit(f"r{number}", max_tokens=1)
-            rejects = [gateway.wait_for(Reject) for _ in range(5)]
-            assert {reject.code for reject in rejects} == {"queue_full"}
-            assert [reject.request_id for reject in rejects] == ["r3", "r4", "r5", "r6", "r7"]
-            gateway.wait_until_finished("running", "r0", "r1", "r2")
-    finally:
-        process.kill()
-        process.wait()
+    with engine(address, "--config", str(config), source=None), peer(address) as gateway:
+        assert gateway.hello().model.name == "tiny"
+        gateway.submit("running", max_tokens=20)
+        gateway.wait_for(StepResult)
+        for number in range(8):
+            gateway.submit(f"r{number}", max_tokens=1)
+        rejects = [gateway.wait_for(Reject) for _ in range(5)]
+        assert {reject.code for reject in rejects} == {"queue_full"}
+        assert [reject.request_id for reject in rejects] == ["r3", "r4", "r5", "r6", "r7"]
+        gateway.wait_until_finished("running", "r0", "r1", "r2")
 
 
 def test_start_to_hello_takes_less_than_two_seconds_without_weights(address: str) -> None:
     started_s = time.monotonic()
-    with engine(address, source="fake:"), peer(address) as gateway:
+    with engine(address, source="fake:", fresh=True), peer(address) as gateway:
         gateway.hello()
         assert time.monotonic() - started_s < 2.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from engine_service.registry import Registry
+from shared.engine_registry import Registry
 from shared.identifiers import EngineEpoch, EngineId
 from shared.messages import Heartbeat
 from shared.redis_client import connect

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from engine_service.transport.endpoint import bind_router
 from engine_service.transport.inbox import GatewayAddress, GatewayLost, Inbox
 from engine_service.transport.outbox import STOP_FRAMES
 from engine_service.transport.router import Router
+from shared.engine_endpoint import bind_router
 from shared.identifiers import EngineEpoch, EngineId, RequestId
 from shared.messages import PROTOCOL_VERSION, EngineHello, FromEngine, ModelCard, Reject, encode
 from tests.integration.engine_peer import peer

@@ -16,11 +16,11 @@ import jsonschema
 import psutil
 import pytest
 
-from engine_service.fake_model import fake_text_bundle
 from engine_service.refusal import Refusal
 from engine_service.structured_output import llguidance_grammar
 from engine_service.structured_output.grammar_desk import GrammarDesk
 from engine_service.structured_output.llguidance_compiler import LlguidanceCompiler
+from shared.byte_text import byte_text_bundle
 from shared.identifiers import RequestId
 from shared.sampling import StructuredOutput
 from tests.http_client import Answer, send
@@ -35,7 +35,7 @@ class RealDesk:
     """A desk with the real compiler, asked for one form at a time."""
 
     def __init__(self, **options: float) -> None:
-        self.compiler = LlguidanceCompiler(vocabulary_of(fake_text_bundle()), **options)
+        self.compiler = LlguidanceCompiler(vocabulary_of(byte_text_bundle()), **options)
         self.desk = GrammarDesk(self.compiler)
         self._woken = threading.Semaphore(0)
         self.desk.wake_with(self._woken.release)

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from jinja2 import TemplateSyntaxError
 
-from engine_service.fake_model import fake_text_bundle
 from engine_service.loaders.load import check_text
+from shared.byte_text import byte_text_bundle
 from shared.chat_template import ChatTemplate
 from shared.errors import ConfigError, InvalidRequest
 
@@ -63,6 +63,6 @@ def test_a_template_that_does_not_compile_says_so_when_it_is_loaded() -> None:
 
 
 def test_an_engine_does_not_start_with_a_template_that_no_gateway_could_use() -> None:
-    bundle = msgspec.structs.replace(fake_text_bundle(), chat_template="{% for %}")
+    bundle = msgspec.structs.replace(byte_text_bundle(), chat_template="{% for %}")
     with pytest.raises(ConfigError):
         check_text(bundle)

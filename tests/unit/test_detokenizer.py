@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_service.fake_model import fake_text_bundle
+from shared.byte_text import byte_text_bundle
 from shared.detokenizer import IncrementalDetokenizer
 from shared.tokenizer import Tokenizer
 
-TOKENIZER = Tokenizer(fake_text_bundle())  # one token per byte, with the byte as its id
+TOKENIZER = Tokenizer(byte_text_bundle())  # one token per byte, with the byte as its id
 
 
 def stream(data: bytes, **options) -> list[str]:

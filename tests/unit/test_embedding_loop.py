@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from engine_service.embedding_loop import EmbeddingLoop
 from engine_service.fake_embedder import FakeEmbedder
-from engine_service.fake_model import fake_text_bundle
 from engine_service.served_embedder import ServedEmbedder, build_embedding_engine, make_card
 from engine_service.transport.inbox import (
     AbortReceived,
@@ -27,6 +26,7 @@ from engine_service.transport.inbox import (
     SubmitReceived,
 )
 from engine_service.transport.outbox import Outbox
+from shared.byte_text import byte_text_bundle
 from shared.config import ModelConfig
 from shared.identifiers import EngineEpoch, RequestId, TenantId
 from shared.messages import Bye, Embed, Embedded, FromEngine, FromGateway, Heartbeat, Reject, decode
@@ -74,7 +74,7 @@ class World:
             embedding_dim=4,
             matryoshka_dimensions=None,
         )
-        engine = build_embedding_engine(config, ServedEmbedder(self.embedder, card, fake_text_bundle()))
+        engine = build_embedding_engine(config, ServedEmbedder(self.embedder, card, byte_text_bundle()))
         self._pull, push = context.socket(zmq.PULL), context.socket(zmq.PUSH)
         self._pull.bind("inproc://wire")
         push.connect("inproc://wire")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from engine_service.fake_model import fake_text_bundle, load_fake_model
+from engine_service.fake_model import load_fake_model
 from engine_service.served_model import build_engine
+from shared.byte_text import byte_text_bundle
 from shared.config import ModelConfig
 from shared.errors import ConfigError, InvalidRequest
 from shared.tokenizer import Tokenizer
@@ -17,14 +18,14 @@ from tests.unit.worlds import make_submit
 
 
 def test_every_byte_is_a_token_and_every_text_comes_back() -> None:
-    tokenizer = Tokenizer(fake_text_bundle())
+    tokenizer = Tokenizer(byte_text_bundle())
     text = "Zoë says: 你好 \U0001f600\n\t\x00 done"
     assert tokenizer.encode(text) == list(text.encode())
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_a_conversation_has_its_roles_as_special_tokens() -> None:
-    tokenizer = Tokenizer(fake_text_bundle())
+    tokenizer = Tokenizer(byte_text_bundle())
     token_ids = tokenizer.encode_chat([{"role": "user", "content": "hi"}])
     assert token_ids == [258, ord("h"), ord("i"), 256, 259]
     with pytest.raises(InvalidRequest, match="unknown role"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine_service.transport.endpoint import advertised_address
 from engine_service.transport.inbox import AbortReceived, GatewayAddress, GatewayLost, Inbox, SubmitReceived
+from shared.engine_endpoint import advertised_address
 from shared.errors import ConfigError
 from shared.identifiers import RequestId
 from tests.unit.worlds import make_submit

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 
-from engine_service.fake_model import fake_text_bundle
 from gateway.engine_link import EngineLink, LinkState
 from gateway.mailbox import Mailbox
+from shared.byte_text import byte_text_bundle
 from shared.identifiers import EngineEpoch, EngineId, GatewayId, RequestId, TenantId
 from shared.messages import (
     PROTOCOL_VERSION,
@@ -74,7 +74,7 @@ async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
     engine = context.socket(zmq.ROUTER)
     address = f"ipc://{tmp_path}/e"
     engine.bind(address)
-    bundle = fake_text_bundle()
+    bundle = byte_text_bundle()
 
     async def load_tokenizer(_hello: EngineHello) -> Tokenizer:
         return Tokenizer(bundle)

@@ -10,19 +10,19 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine_service.fake_model import fake_text_bundle
 from engine_service.refusal import Refusal
 from engine_service.structured_output.json_schema import make_ready
 from engine_service.structured_output.llguidance_grammar import schemas_of
 from engine_service.structured_output.special_texts import refuse_special_texts, special_texts
 from gateway.openai.tools.call_grammar import json_of
+from shared.byte_text import byte_text_bundle
 from shared.sampling import StructuredOutput
 from shared.tokenizer import Tokenizer
 from tests.unit.chat_models import END, text_bundle
 from tests.unit.grammar_worlds import InProcessCompiler, form
 
-TOKENIZER = Tokenizer(fake_text_bundle())
-COMPILER = InProcessCompiler(fake_text_bundle())
+TOKENIZER = Tokenizer(byte_text_bundle())
+COMPILER = InProcessCompiler(byte_text_bundle())
 
 
 def member(kind: Any, *names: str, requires_kind: bool = True, **more: Any) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def can_be_written(schema: dict[str, Any], text: str, *, is_strict: bool = True)
         return False
     mask = state.mask()
     assert mask is not None
-    eos = fake_text_bundle().eos_token_ids[0]
+    eos = byte_text_bundle().eos_token_ids[0]
     return bool(mask[eos // 8] >> eos % 8 & 1)
 
 

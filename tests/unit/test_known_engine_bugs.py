@@ -43,7 +43,6 @@ import pytest
 from engine_service.compute_thread import ComputeThread
 from engine_service.engine import Engine
 from engine_service.fair_share import FairShare
-from engine_service.fake_model import fake_text_bundle
 from engine_service.loaders.load import load_model
 from engine_service.loaders.loaded_model import LoadedModel
 from engine_service.model_runner import ModelRunner
@@ -52,6 +51,7 @@ from engine_service.sequence import SequenceState
 from engine_service.served_model import ServedModel, build_engine
 from engine_service.step_execution import OverlappedExecution
 from engine_service.structured_output.grammar_desk import COMPILE_TIMEOUT_S, GrammarDesk
+from shared.byte_text import byte_text_bundle
 from shared.config import ModelConfig
 from tests.models import write_tiny_llama
 from tests.unit.grammar_worlds import (
@@ -329,7 +329,7 @@ PERSON = {
 
 @pytest.fixture(scope="module")
 def text_desk() -> Iterator[GrammarDesk]:
-    desk = GrammarDesk(InProcessCompiler(fake_text_bundle()))
+    desk = GrammarDesk(InProcessCompiler(byte_text_bundle()))
     yield desk
     desk.close()
 
@@ -340,7 +340,7 @@ def test_what_has_a_schema_validates_and_a_schema_that_makes_no_sense_is_refused
     text_desk: GrammarDesk, preempt_every: int, async_scheduling: bool
 ) -> None:
     options = {"num_blocks": 60, "max_num_batched_tokens": 16, "force_preemption_every": preempt_every}
-    world = TextWorld(fake_text_bundle(), text_desk, async_scheduling=async_scheduling, **options)
+    world = TextWorld(byte_text_bundle(), text_desk, async_scheduling=async_scheduling, **options)
     for number in range(6):
         world.add(f"r{number}", form("json_schema", PERSON), seed=number, max_tokens=120)
     for name, schema in (("bad", '{"type": "nothing"}'), ("no JSON", "{"), ("recursive", {"$ref": "#"})):

@@ -9,12 +9,12 @@ import tokenizers
 import torch
 from tokenizers import decoders, models
 
-from engine_service.fake_model import fake_text_bundle
 from engine_service.raw_logprobs import LOWEST_LOGPROB, RawLogprobs, look_up_on_cpu, look_up_on_device
 from engine_service.sampler import Sampler
 from engine_service.sequence import Sequence
 from gateway.scored_token import score
 from kernels.cpu.sampling import NativeSampling
+from shared.byte_text import byte_text_bundle
 from shared.errors import InvalidRequest
 from shared.identifiers import RequestId, TenantId
 from shared.messages import EngineLoad, SequenceUpdate, StepResult, TokenLogprobs, decode, encode
@@ -146,7 +146,7 @@ def test_they_cross_the_wire() -> None:
 
 
 def test_a_token_is_told_with_its_own_text() -> None:
-    tokenizer = Tokenizer(fake_text_bundle())
+    tokenizer = Tokenizer(byte_text_bundle())
     one = score(TokenLogprobs(32, -0.5, 1, [(32, -0.5), (256, -2.0), (0xE2, -3.0)]), tokenizer, 7)
     assert (one.text, one.logprob, one.offset) == (" ", -0.5, 7)
     assert one.top == [(" ", -0.5), ("<|end|>", -2.0), ("\ufffd", -3.0)]

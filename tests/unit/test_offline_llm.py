@@ -20,10 +20,11 @@ from engine_service import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from engine_service.fake_model import fake_text_bundle, load_fake_model
+from engine_service.fake_model import load_fake_model
 from engine_service.fake_runner import FakeModel
 from engine_service.offline.offline_request import OfflineRequest
 from engine_service.offline.prompts import EncodedPrompt
+from shared.byte_text import byte_text_bundle
 from shared.config import ModelConfig
 from shared.errors import ConfigError
 from shared.sampling import SamplingParams as EngineParams
@@ -222,7 +223,7 @@ def test_only_the_first_of_several_choices_asks_for_prompt_logprobs():
         EncodedPrompt(None, [65, 66]),
         SamplingParams(n=3, prompt_logprobs=2),
         card,
-        Tokenizer(fake_text_bundle()),
+        Tokenizer(byte_text_bundle()),
         seed=0,
         on_change=lambda _: None,
     )

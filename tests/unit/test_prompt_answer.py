@@ -8,7 +8,6 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
-from engine_service.fake_model import fake_text_bundle
 from gateway.errors import ApiError
 from gateway.generation import Usage
 from gateway.openai.answer import AnswerIdentity, WholeChoice
@@ -19,12 +18,13 @@ from gateway.openai.schema import ChatCompletionBody, CompletionBody, check_body
 from gateway.prompt_answer import Echo, PromptAnswer
 from gateway.scored_token import TextPosition
 from gateway.text_delta import TextDelta
+from shared.byte_text import byte_text_bundle
 from shared.messages import ModelCard, TokenLogprobs
 from shared.text_bundle import TextBundle
 from shared.tokenizer import Tokenizer
 
 CARD = ModelCard("m", "llama", 300, 10_000, 8, 16, 10_000, "float32", [2])
-BYTES = Tokenizer(fake_text_bundle())
+BYTES = Tokenizer(byte_text_bundle())
 
 
 def scores(token_ids: list[int]) -> list[TokenLogprobs]:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine_service.fake_model import fake_text_bundle
 from engine_service.loaders.gguf_file import GgufFile
 from engine_service.loaders.gguf_text import read_text_bundle
 from engine_service.model_source import resolve_source
@@ -23,6 +22,7 @@ from engine_service.structured_output.grammar_desk import GrammarDesk
 from engine_service.structured_output.llguidance_grammar import compile_grammar
 from engine_service.structured_output.logit_mask import keep_only_on_cpu, keep_only_on_device
 from engine_service.structured_output.token_mask import allowed_token_ids, token_mask
+from shared.byte_text import byte_text_bundle
 from shared.sampling import StructuredOutput
 from shared.text_bundle import TextBundle
 from shared.tokenizer import Tokenizer
@@ -73,7 +73,7 @@ def real() -> SimpleNamespace:
 
 @pytest.fixture(scope="module")
 def tiny() -> SimpleNamespace:
-    return _model(fake_text_bundle())
+    return _model(byte_text_bundle())
 
 
 def _model(bundle: TextBundle) -> SimpleNamespace:

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import processors
 
-from engine_service.fake_model import fake_text_bundle
+from shared.byte_text import byte_text_bundle
 from shared.text_bundle import TextBundle
 from shared.tokenizer import Tokenizer
 
@@ -17,7 +17,7 @@ HI = [104, 105]
 
 def bundle(*, with_ends: bool = False, **changes: object) -> TextBundle:
     """The fake model's: one token per byte."""
-    fast = FastTokenizer.from_str(fake_text_bundle().tokenizer_json.decode())
+    fast = FastTokenizer.from_str(byte_text_bundle().tokenizer_json.decode())
     if with_ends:
         fast.post_processor = processors.TemplateProcessing(
             single="<|system|> $A <|end|>", special_tokens=[("<|system|>", START), ("<|end|>", END)]
@@ -26,7 +26,7 @@ def bundle(*, with_ends: bool = False, **changes: object) -> TextBundle:
     fast.enable_truncation(4)
     fast.enable_padding(length=9)
     changes["tokenizer_json"] = fast.to_str().encode()
-    return msgspec.structs.replace(fake_text_bundle(), **changes)
+    return msgspec.structs.replace(byte_text_bundle(), **changes)
 
 
 def test_the_tokenizers_own_special_tokens_stand_at_the_ends_of_a_text_but_not_of_a_prompt() -> None:
