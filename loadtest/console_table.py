@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from loadtest.client_check import is_client_bound
 from loadtest.distribution import Distribution
 from loadtest.options import BenchServeOptions
 from loadtest.request_record import RequestRecord
-from loadtest.result_file import RunSetting, percentile_name
+from loadtest.result_file import Observations, RunSetting, percentile_name
 from loadtest.summary import Summary
 
 WIDTH = 50
@@ -23,7 +24,12 @@ HEADINGS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def serving_table(options: BenchServeOptions, setting: RunSetting, summary: Summary) -> str:
+def serving_table(
+    options: BenchServeOptions,
+    setting: RunSetting,
+    summary: Summary,
+    observations: Observations | None = None,
+) -> str:
     """One run, in the look of `vllm bench serve`, with our due-time latencies below."""
     lines = [
         _bar("Serving Benchmark Result", "="),
@@ -55,6 +61,13 @@ def serving_table(options: BenchServeOptions, setting: RunSetting, summary: Summ
         lines += _statistics(short, summary.metrics_ms[name], options.metric_percentiles)
     lines.append(_bar("Due to First Content (failures: inf)", "-", spaced=False))
     lines += _statistics("TTFT due", summary.ttft_due_ms, options.metric_percentiles)
+    if observations is not None:
+        is_bound = is_client_bound(observations.validity)
+        lines.append(_bar("Validity", "-", spaced=False))
+        lines.append(_row("Load generator:", "CLIENT-BOUND" if is_bound else "kept up"))
+        broken = [check.check for check in observations.validity if not check.passed]
+        if broken:
+            lines.append(_row("Checks that failed:", ", ".join(broken)))
     lines.append("=" * WIDTH)
     return "\n".join(lines)
 
@@ -74,11 +87,33 @@ def sweep_table(rows: Sequence[tuple[RunSetting, Summary]]) -> str:
         "E2EL p95 ms",
         "wall s",
     )
-    table = [titles, *(_sweep_row(setting, summary) for setting, summary in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(titles))]
+    return _markdown([titles, *(_sweep_row(setting, summary) for setting, summary in rows)])
+
+
+def _markdown(table: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     lines = ["| " + " | ".join(map(str.rjust, row, widths)) + " |" for row in table]
     lines.insert(1, "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|")
     return "\n".join(lines)
+
+
+def tenant_table(summary: Summary) -> str:
+    """One row per tenant, as Markdown."""
+    titles = ("tenant", "requests", "failed", "output tokens", "TTFT due p95 ms", "TPOT p95 ms")
+    table = [titles]
+    for name, tenant in summary.by_tenant.items():
+        due, tpot = tenant.ttft_due_ms, tenant.tpot_ms
+        table.append(
+            (
+                name or "-",
+                str(tenant.attempted),
+                str(tenant.failed),
+                "n/a" if tenant.total_output_tokens is None else str(tenant.total_output_tokens),
+                _figure(None if due is None else due.percentiles[95.0]),
+                _figure(None if tpot is None else tpot.percentiles[95.0]),
+            )
+        )
+    return _markdown(table)
 
 
 def failure_lines(records: Sequence[RequestRecord]) -> Iterator[str]:
@@ -127,7 +162,7 @@ def _bar(title: str, fill: str, *, spaced: bool = True) -> str:
     return (f" {title} " if spaced else title).center(WIDTH, fill)
 
 
-def _row(name: str, value: float | int | None) -> str:
+def _row(name: str, value: float | int | str | None) -> str:
     shown = "n/a" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
     return f"{name:<40} {shown:<10}".rstrip()
 

@@ -8,24 +8,39 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from loadtest.arrivals import NANOSECONDS_PER_SECOND
-from loadtest.distribution import Distribution
+from loadtest.client_check import is_client_bound
+from loadtest.distribution import Distribution, describe
 from loadtest.generator import LoadRun
+from loadtest.generator_samples import GeneratorSamples
 from loadtest.machine import Machine
 from loadtest.options import METRIC_NAMES, BenchServeOptions
 from loadtest.request_record import RequestRecord
-from loadtest.summary import Summary
+from loadtest.server_metrics import ServerSample, not_reported, prefix_hit_share
+from loadtest.summary import Summary, TenantSummary
+from loadtest.validity import ValidityCheck
 
 FORMAT_VERSION = 1
 TTFT_RULE = (
     "ttft: just before the POST to the first chunk with choices, as vLLM; "
     "ttft_content: the same to the first non-empty content; ttft_due: from the due time instead"
+)
+DISTRIBUTIONS = (
+    "ttft_content_ms",
+    "ttft_output_ms",
+    "ttft_due_ms",
+    "e2el_due_ms",
+    "dispatch_lag_ms",
+    "connect_ms",
+    "chunk_tokens",
 )
 ARRAYS_OF_DETAILED = (
     "input_lens",
@@ -47,6 +62,20 @@ class RunSetting:
     num_prompts: int
     nonce: int
     num_distinct_prompts: int
+    prefix_hit_share: float | None = None  # of the prompt tokens, as the workload declares
+    arrival_cv: float | None = None  # of the gaps between due times, as they came out
+    rps_changes: Sequence[
+        tuple[int, int]
+    ] = ()  # of a ramp: whole requests/s, and since when (ns after start)
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """What was seen besides the requests: of the server, and of the generator itself."""
+
+    validity: Sequence[ValidityCheck] = ()
+    server_samples: Sequence[ServerSample] = ()
+    server_problem: str | None = None  # why there are no readings
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +85,12 @@ class Provenance:
 
 
 def result_object(
-    options: BenchServeOptions, setting: RunSetting, run: LoadRun, summary: Summary, provenance: Provenance
+    options: BenchServeOptions,
+    setting: RunSetting,
+    run: LoadRun,
+    summary: Summary,
+    provenance: Provenance,
+    observations: Observations | None = None,
 ) -> dict[str, Any]:
     result: dict[str, Any] = {
         "date": f"{run.started_at:%Y%m%d-%H%M%S}",
@@ -64,12 +98,13 @@ def result_object(
         "backend": options.backend,
         "label": options.label,
         "model_id": setting.model,
-        "tokenizer_id": None,  # lengths are counted by the server
+        "tokenizer_id": options.tokenizer,  # counts nothing: the server does
         "num_prompts": setting.num_prompts,
         **options.metadata,
         "request_rate": _json_number(options.request_rate),
         "burstiness": _json_number(options.burstiness),
         "max_concurrency": setting.max_concurrency,
+        **_ramp_keys(options, setting, run),
         "duration": summary.duration_s,
         "completed": summary.completed,
         "failed": summary.failed,
@@ -89,7 +124,8 @@ def result_object(
     if not options.save_detailed:
         for name in ARRAYS_OF_DETAILED:
             del result[name]
-    result["headrace"] = _headrace_object(options, setting, run, summary, provenance)
+    seen = observations or Observations()
+    result["headrace"] = _headrace_object(options, setting, run, summary, provenance, seen)
     return result
 
 
@@ -117,6 +153,15 @@ def write_result(result: Mapping[str, Any], path: Path, *, append: bool) -> None
         if append and file.tell() > 0:
             file.write("\n")
         json.dump(result, file, allow_nan=False)
+
+
+def write_requests(records: Sequence[RequestRecord], path: Path, *, append: bool) -> Path:
+    """Everything that is known of each request, one JSON object per line; beside the result file."""
+    where = path.with_name(f"{path.stem}.requests.jsonl")
+    encoder = msgspec.json.Encoder()
+    with where.open("ab" if append else "wb") as file:
+        file.write(encoder.encode_lines(records))
+    return where
 
 
 def percentile_name(share: float) -> str:
@@ -152,7 +197,12 @@ def _vllm_arrays(records: list[RequestRecord]) -> dict[str, list[Any]]:
 
 
 def _headrace_object(
-    options: BenchServeOptions, setting: RunSetting, run: LoadRun, summary: Summary, provenance: Provenance
+    options: BenchServeOptions,
+    setting: RunSetting,
+    run: LoadRun,
+    summary: Summary,
+    provenance: Provenance,
+    observations: Observations,
 ) -> dict[str, Any]:
     extras: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
@@ -166,6 +216,20 @@ def _headrace_object(
         "total_cached_tokens": summary.total_cached_tokens,
         "tokens_per_chunk": summary.tokens_per_chunk,
         "delivered_request_rate": summary.delivered_request_rate,
+        "mean_concurrency": summary.mean_concurrency,
+        "arrival_cv": setting.arrival_cv,
+        "num_workers": len(run.generator),
+        "client_bound": is_client_bound(observations.validity),
+        "validity": [msgspec.to_builtins(check) for check in observations.validity],
+        "percentiles_of_few_samples": few_samples(options.metric_percentiles, summary.completed),
+        "usage": {
+            "num_other_lengths": summary.num_other_lengths,
+            "num_odd": summary.num_odd_usages,
+            "total_output_tokens_asked": sum(record.num_output_tokens_asked for record in run.records),
+        },
+        "num_new_connections": summary.num_new_connections,
+        "generator": [_generator_object(samples) for samples in run.generator],
+        "server": _server_object(observations, run.records),
         "workload": {
             "dataset_name": options.dataset_name,
             "random_input_len": options.random_input_len,
@@ -174,6 +238,16 @@ def _headrace_object(
             "random_prefix_len": options.random_prefix_len,
             "ignore_eos": options.ignores_eos,
             "temperature": options.temperature,
+            "random_input_cv": options.random_input_cv,
+            "random_output_cv": options.random_output_cv,
+            "dataset_path": None if options.dataset_path is None else options.dataset_path.name,
+            "multi_turn": options.multi_turn or options.random_num_turns > 1,
+            "think_time_s": options.think_time_s,
+            "self_timed": options.is_self_timed,
+            "trace_time_scale": options.trace_time_scale,
+            "duration_s": options.duration_s,
+            "streaming": options.streaming,
+            "prefix_hit_share": setting.prefix_hit_share,
             "num_distinct_prompts": setting.num_distinct_prompts,
             "num_warmups": options.num_warmups,
             "seed": options.seed,
@@ -184,16 +258,70 @@ def _headrace_object(
         "commit": provenance.commit,
         "command": options.command_line,
     }
-    for name in ("ttft_content_ms", "ttft_due_ms", "e2el_due_ms", "dispatch_lag_ms"):
+    for name in DISTRIBUTIONS:
         extras[name] = _distribution_object(getattr(summary, name))
+    if summary.by_tenant:
+        extras["tenants"] = {name: _tenant_object(tenant) for name, tenant in summary.by_tenant.items()}
     if options.save_detailed:
         extras["requests"] = [_request_object(record) for record in run.records]
     return extras
 
 
 def is_closed_loop(options: BenchServeOptions, concurrency: int | None) -> bool:
-    """An infinite rate with a limit is a closed loop; without one, everything is due at once."""
-    return math.isinf(options.request_rate) and concurrency is not None
+    """No times and a limit are a closed loop; without a limit, everything is due at once."""
+    return not options.has_schedule and concurrency is not None
+
+
+def few_samples(shares: Sequence[float], count: int) -> list[float]:
+    """The percentiles beyond which lie fewer than ten of `count` values: those are mostly luck."""
+    return [share for share in shares if count * (1 - share / 100) < 10]
+
+
+def _ramp_keys(options: BenchServeOptions, setting: RunSetting, run: LoadRun) -> dict[str, Any]:
+    if options.ramp_up_strategy is None:
+        return {}
+    moments = (
+        (rps, run.started_at + timedelta(microseconds=offset_ns / 1000))
+        for rps, offset_ns in setting.rps_changes
+    )
+    return {
+        "ramp_up_strategy": options.ramp_up_strategy,
+        "ramp_up_start_rps": options.ramp_up_start_rps,
+        "ramp_up_end_rps": options.ramp_up_end_rps,
+        "rps_change_events": [{"rps": rps, "timestamp": moment.isoformat()} for rps, moment in moments],
+    }
+
+
+def _generator_object(samples: GeneratorSamples) -> dict[str, Any]:
+    lags_ms = describe((lag / 1e6 for lag in samples.loop_lags_ns), (50.0, 99.0, 100.0))
+    return {
+        "worker": samples.worker,
+        "cpu_share": samples.cpu_share,
+        "loop_lag_ms": _distribution_object(lags_ms),
+        "collector_pauses_ms": [pause.duration_ns / 1e6 for pause in samples.collector_pauses],
+    }
+
+
+def _server_object(observations: Observations, records: Sequence[RequestRecord]) -> dict[str, Any]:
+    samples = observations.server_samples
+    has_usage = all(record.num_output_tokens is not None for record in records if record.succeeded)
+    return {
+        "problem": observations.server_problem,
+        "not_reported": ([] if has_usage else ["usage"]) + not_reported(samples),
+        "prefix_hit_share": prefix_hit_share(samples[0], samples[-1]) if samples else None,
+        "samples": [msgspec.to_builtins(sample) for sample in samples],
+    }
+
+
+def _tenant_object(tenant: TenantSummary) -> dict[str, Any]:
+    return {
+        "attempted": tenant.attempted,
+        "failed": tenant.failed,
+        "total_output_tokens": tenant.total_output_tokens,
+        "ttft_due_ms": _distribution_object(tenant.ttft_due_ms),
+        "tpot_ms": _distribution_object(tenant.tpot_ms),
+        "e2el_due_ms": _distribution_object(tenant.e2el_due_ms),
+    }
 
 
 def _distribution_object(distribution: Distribution | None) -> dict[str, Any] | None:

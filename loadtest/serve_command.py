@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -62,19 +63,81 @@ def serve(
     label: Annotated[str | None, typer.Option(help="Beginning of the file name.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", show_default=False)] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE ...")] = None,
-    dataset_name: Annotated[str, typer.Option(help="random or custom.")] = "random",
-    dataset_path: Annotated[Path | None, typer.Option(help='JSONL, {"prompt": …} per line.')] = None,
+    dataset_name: Annotated[
+        str,
+        typer.Option(
+            help="random, custom, sharegpt, prefix_repetition, txt-slices; traces: timed_trace (Mooncake), "
+            "azure, burstgpt, usage (headrace usage --rows), otel (spans)."
+        ),
+    ] = "random",
+    dataset_path: Annotated[
+        Path | None, typer.Option(help="File of the data set; sharegpt: default from a package.")
+    ] = None,
     custom_output_len: int = 256,
-    num_prompts: Annotated[int | None, typer.Option(help="Default 1000; in a sweep 6 to 64.")] = None,
+    sharegpt_output_len: Annotated[int | None, typer.Option(help="Default: as long as in the file.")] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(help="Default 1000; all of a trace; in a sweep 6 to 64.")
+    ] = None,
     random_input_len: int = 1024,
     random_output_len: int = 128,
     random_range_ratio: Annotated[float, typer.Option(help="Lengths vary by this share.")] = 0.0,
     random_prefix_len: Annotated[int, typer.Option(help="Tokens shared by all prompts, on top.")] = 0,
     random_vocab_size: int = 30_000,
+    random_input_cv: Annotated[
+        float | None, typer.Option(help="Lognormal lengths with this coefficient of variation.")
+    ] = None,
+    random_output_cv: Annotated[float | None, typer.Option(help="The same for answers.")] = None,
+    random_num_turns: Annotated[int, typer.Option(help="Above 1: conversations of so many turns.")] = 1,
+    max_input_len: Annotated[int | None, typer.Option(help="Of random lengths and traces.")] = None,
+    max_output_len: int | None = None,
+    prefix_repetition_prefix_len: int = 256,
+    prefix_repetition_suffix_len: int = 256,
+    prefix_repetition_num_prefixes: int = 10,
+    prefix_repetition_output_len: int = 128,
+    multi_turn: Annotated[bool, typer.Option(help="sharegpt: whole conversations, turn by turn.")] = False,
+    max_turns: int = 10,
+    think_time_s: Annotated[float, typer.Option(help="Mean time between an answer and the next turn.")] = 0.0,
+    disable_shuffle: bool = False,
+    no_oversample: Annotated[bool, typer.Option(help="custom: never a line twice.")] = False,
+    nonce_prefix: Annotated[
+        bool, typer.Option(help="A few words of this run before every text: no cache of earlier runs helps.")
+    ] = False,
+    prefix_hit_share: Annotated[
+        float | None, typer.Option(help="Of prompt tokens in the server's cache; checked. Default: planted.")
+    ] = None,
+    tenants: Annotated[
+        Path | None, typer.Option(help="TOML: [[tenants]] name, weight, api_key, model.")
+    ] = None,
+    self_timed: Annotated[
+        bool | None, typer.Option("--self-timed/--no-self-timed", help="Times of the trace.")
+    ] = None,
+    trace_time_scale: Annotated[float, typer.Option(help="0.5 replays twice as fast.")] = 1.0,
+    trace_start_s: float = 0.0,
+    timed_trace_sec_multiplier: float = 0.001,
+    timed_trace_chunk_hash_size: int = 512,
+    timed_trace_label_timestamp: str = "timestamp",
+    timed_trace_label_input_length: str = "input_length",
+    timed_trace_label_output_length: str = "output_length",
+    timed_trace_label_hash_ids: str = "hash_ids",
     ignore_eos: Annotated[
-        bool | None, typer.Option("--ignore-eos/--no-ignore-eos", help="Default: for random prompts.")
+        bool | None, typer.Option("--ignore-eos/--no-ignore-eos", help="Default: for synthetic prompts.")
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Default: the server's.")] = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    repetition_penalty: float | None = None,
+    logprobs: int | None = None,
+    extra_body: Annotated[str | None, typer.Option(metavar="JSON", help="More fields of the body.")] = None,
+    streaming: Annotated[bool, typer.Option(help="Ask for streams, or for answers in one piece.")] = True,
+    continuous_usage: Annotated[bool, typer.Option(help="Ask for token counts in every chunk.")] = False,
+    request_id_prefix: Annotated[str | None, typer.Option(help="Of x-request-id.")] = None,
+    trace_sample_share: Annotated[
+        float, typer.Option(help="Of requests whose traceparent asks for a trace; all have an id.")
+    ] = 0.01,
+    insecure: Annotated[bool, typer.Option(help="Do not verify the server's certificate.")] = False,
     seed: int = 0,
     nonce: Annotated[int | None, typer.Option(help="Repeats the prompts of an earlier run.")] = None,
     max_concurrency: int | None = None,
@@ -83,7 +146,17 @@ def serve(
         "inf"
     ),
     burstiness: Annotated[float, typer.Option(help="Shape of the gamma gaps; 1: Poisson.")] = 1.0,
+    duration: Annotated[
+        float | None, typer.Option(help="Seconds in which requests are due, instead of --num-prompts.")
+    ] = None,
+    ramp_up_strategy: Annotated[str | None, typer.Option(help="linear or exponential.")] = None,
+    ramp_up_start_rps: float | None = None,
+    ramp_up_end_rps: float | None = None,
     num_warmups: int = 0,
+    num_workers: Annotated[int, typer.Option(help="Processes that make the load.")] = 1,
+    ready_check_timeout_sec: Annotated[float, typer.Option(help="Wait so long for the server.")] = 0.0,
+    scrape_metrics: Annotated[bool, typer.Option(help="Read the server's /metrics every second.")] = True,
+    metrics_url: Annotated[str | None, typer.Option(help="Default: /metrics of the server.")] = None,
     request_timeout_s: float = 6 * 3600.0,
     percentile_metrics: str = "ttft,tpot,itl",
     metric_percentiles: str = "99",
@@ -94,6 +167,10 @@ def serve(
     result_dir: Path | None = None,
     result_filename: str | None = None,
     metadata: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE ...")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Recorded only: the server counts tokens.")] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="Sent as `model`.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option(help="Accepted; no code is loaded.")] = False,
+    skip_chat_template: Annotated[bool, typer.Option(help="Accepted; the client applies none.")] = False,
     disable_tqdm: Annotated[bool, typer.Option(help="Accepted; there is no progress bar.")] = False,
     start_stack: Annotated[bool, typer.Option(help="Start the stack, measure it, stop it.")] = False,
 ) -> None:
@@ -124,6 +201,10 @@ def options_from_flags(flags: Mapping[str, Any]) -> BenchServeOptions:
             whole(value, "--concurrency-sweep") for value in listed(flags["concurrency_sweep"])
         ),
         "command_line": recorded_command_line(sys.argv),
+        "extra_body": json_object(flags["extra_body"], "--extra-body"),
+        "duration_s": flags["duration"],
+        "ready_check_timeout_s": flags["ready_check_timeout_sec"],
+        "scrapes_metrics": flags["scrape_metrics"],
     }
     names = {f.name for f in dataclasses.fields(BenchServeOptions)}
     as_given = {name: value for name, value in flags.items() if name in names}
@@ -168,6 +249,18 @@ def pairs(items: Sequence[str] | None, separator: str, flag: str) -> dict[str, s
             raise ConfigError(f"{item!r} is not of the form NAME{separator}VALUE", flag)
         taken_apart[name.strip()] = value.strip()
     return taken_apart
+
+
+def json_object(text: str | None, flag: str) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"not JSON: {error}", flag) from error
+    if not isinstance(found, dict):
+        raise ConfigError("must be a JSON object", flag)
+    return found
 
 
 def listed(text: str) -> list[str]:

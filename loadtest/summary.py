@@ -15,6 +15,7 @@ successful answer had none, every figure that needs it is None.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,11 +48,31 @@ class Summary:
     max_concurrent_requests: int
     tokens_per_chunk: float | None
     delivered_request_rate: float | None  # as sent; None below two requests
+    mean_concurrency: float  # by Little's law: time in flight, summed over all requests / duration
+    num_other_lengths: int  # answers that are not as long as asked
+    num_odd_usages: int  # usage above what was asked for, or below the chunks with content
+    num_new_connections: int
     metrics_ms: Mapping[str, Distribution | None]  # vLLM's six
     ttft_content_ms: Distribution | None
+    ttft_output_ms: Distribution | None
     ttft_due_ms: Distribution | None
     e2el_due_ms: Distribution | None
     dispatch_lag_ms: Distribution | None
+    connect_ms: Distribution | None
+    chunk_tokens: Distribution | None  # where the server tells them
+    by_tenant: Mapping[str, TenantSummary]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSummary:
+    """What one of several tenants got."""
+
+    attempted: int
+    failed: int
+    total_output_tokens: int | None
+    ttft_due_ms: Distribution | None
+    tpot_ms: Distribution | None
+    e2el_due_ms: Distribution | None
 
 
 def summarise(
@@ -68,6 +89,19 @@ def summarise(
     def describe_ms(values_ns: Iterable[float | None]) -> Distribution | None:
         known = (value / NANOSECONDS_PER_MILLISECOND for value in values_ns if value is not None)
         return describe(known, shares)
+
+    def of_tenant(tenant: str) -> TenantSummary:
+        records = [record for record in run.records if record.tenant == tenant]
+        return TenantSummary(
+            attempted=len(records),
+            failed=sum(not record.succeeded for record in records),
+            total_output_tokens=total(record.num_output_tokens for record in records if record.succeeded),
+            ttft_due_ms=describe_ms(_or_infinite(record.ttft_due_ns) for record in records),
+            tpot_ms=describe_ms(record.tpot_ns for record in records if record.succeeded),
+            e2el_due_ms=describe_ms(_or_infinite(record.e2el_due_ns) for record in records),
+        )
+
+    tenants = sorted({record.tenant for record in run.records})
 
     def per_second(amount: int | None) -> float | None:
         return None if amount is None else amount / run.duration_s
@@ -89,10 +123,18 @@ def summarise(
         tokens_per_chunk=_tokens_per_chunk(good),
         delivered_request_rate=_delivered_rate(run.records),
         metrics_ms={name: describe_ms(_values_ns(name, good)) for name in METRIC_NAMES},
+        mean_concurrency=_mean_concurrency(run),
+        num_other_lengths=sum(_has_other_length(record) for record in good),
+        num_odd_usages=sum(_has_odd_usage(record) for record in good),
+        num_new_connections=sum(record.connect_ns is not None for record in run.records),
         ttft_content_ms=describe_ms(record.ttft_content_ns for record in good),
+        ttft_output_ms=describe_ms(record.ttft_output_ns for record in good),
         ttft_due_ms=describe_ms(_or_infinite(record.ttft_due_ns) for record in run.records),
         e2el_due_ms=describe_ms(_or_infinite(record.e2el_due_ns) for record in run.records),
         dispatch_lag_ms=describe_ms(record.dispatch_lag_ns for record in run.records),
+        connect_ms=describe_ms(record.connect_ns for record in run.records),
+        chunk_tokens=describe((count for record in good for count in record.chunk_tokens), shares),
+        by_tenant={tenant: of_tenant(tenant) for tenant in tenants} if tenants != [""] else {},
     )
 
 
@@ -109,8 +151,9 @@ def total(counts: Iterable[int | None]) -> int | None:
 def peak_tokens_per_s(records: Sequence[RequestRecord]) -> float:
     """Most tokens in one of the seconds since the first request, from its time of sending.
 
-    Chunks weigh as many tokens as the request has per chunk on average (vLLM counts chunks, which is
-    the same where each holds one token). Without usage a chunk counts as one.
+    Chunks weigh what the server has told of each, else as many tokens as the request has per chunk on
+    average (vLLM counts chunks, which is the same where each holds one token). Without usage a chunk
+    counts as one.
     """
     if not records:
         return 0.0
@@ -118,8 +161,11 @@ def peak_tokens_per_s(records: Sequence[RequestRecord]) -> float:
     tokens_in_second: defaultdict[int, float] = defaultdict(float)
     for record in records:
         weight = (record.num_output_tokens or len(record.chunk_times_ns)) / len(record.chunk_times_ns)
-        for t_chunk_ns in record.chunk_times_ns:
-            tokens_in_second[(t_chunk_ns - t_first_ns) // NANOSECONDS_PER_SECOND] += weight
+        weights: Iterable[float] = itertools.repeat(weight)
+        if len(record.chunk_tokens) == len(record.chunk_times_ns):
+            weights = record.chunk_tokens
+        for t_chunk_ns, tokens in zip(record.chunk_times_ns, weights, strict=False):
+            tokens_in_second[(t_chunk_ns - t_first_ns) // NANOSECONDS_PER_SECOND] += tokens
     return max(tokens_in_second.values())
 
 
@@ -174,6 +220,28 @@ def _tokens_per_chunk(good: Sequence[RequestRecord]) -> float | None:
     tokens = total(record.num_output_tokens for record in good)
     chunks = sum(len(record.chunk_times_ns) for record in good)
     return None if tokens is None or chunks == 0 else tokens / chunks
+
+
+def _mean_concurrency(run: LoadRun) -> float:
+    in_flight_ns = sum(
+        record.t_end_ns - record.t_sent_ns
+        for record in run.records
+        if record.t_end_ns is not None and record.t_sent_ns is not None
+    )
+    return in_flight_ns / NANOSECONDS_PER_SECOND / run.duration_s
+
+
+def _has_other_length(record: RequestRecord) -> bool:
+    num_tokens = record.num_output_tokens
+    return num_tokens is not None and num_tokens != record.num_output_tokens_asked
+
+
+def _has_odd_usage(record: RequestRecord) -> bool:
+    """A token is in one chunk, and no server gives more of them than it may."""
+    num_tokens = record.num_output_tokens
+    if num_tokens is None:
+        return False
+    return num_tokens > record.num_output_tokens_asked or num_tokens < record.num_content_chunks
 
 
 def _delivered_rate(records: Sequence[RequestRecord]) -> float | None:

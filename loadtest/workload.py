@@ -1,146 +1,211 @@
-"""What is sent: prompts and the lengths of their answers.
+"""Builds what one run sends, out of the options: the data set by name, tenants, nonces.
 
-Random prompts never share their beginning by accident, neither within a run nor with an earlier one
-(a nonce goes into the random numbers): a prefix cache finds in them only what `prefix_len` plants.
-Lengths depend on the seed alone, so runs with one seed ask for the same work.
+random             token ids or words of random lengths; conversations with --random-num-turns
+prefix_repetition  a few prefixes, each continued in many ways
+txt-slices         pieces of a text file
+sharegpt           first prompts, or with --multi-turn conversations, of a file in ShareGPT's form
+custom             JSONL of one's own
+timed_trace, azure, burstgpt, usage, otel    traces, see loadtest/traces
 """
 
 from __future__ import annotations
 
-import itertools
-import math
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from loadtest.options import FIRST_RANDOM_TOKEN_ID
-from shared.errors import ConfigError
+from loadtest.datasets.custom import custom_items
+from loadtest.datasets.lengths import Lengths, share_of_prefix
+from loadtest.datasets.prefix_repetition import PrefixRepetition, prefix_repetition_prompts
+from loadtest.datasets.prompt import Conversation, Item, Prompt, num_requests
+from loadtest.datasets.random_prompts import (
+    RandomShape,
+    random_conversations,
+    random_token_prompts,
+    random_word_prompts,
+    random_words,
+)
+from loadtest.datasets.sharegpt import sharegpt_items
+from loadtest.datasets.tenants import read_tenants, with_tenants
+from loadtest.datasets.text_slices import text_slice_prompts
+from loadtest.options import TRACE_NAMES, BenchServeOptions
+from loadtest.traces.replay import ReplaySettings, replay_trace
+from loadtest.traces.trace_file import TraceForm, read_trace
 
-# Short, frequent words: one token each, with the space before it, in the usual English vocabularies.
-COMMON_WORDS = (  # noqa: SIM905 - a list of 250 literals is no better to read
-    "about above after again air all along also always and animal another answer any are around "
-    "ask away back because been before began being below between big book both boy but call came "
-    "can car change children city close cold come could country cut day did different does done door "
-    "down each earth eat end enough even every example eye face family far father feet few find first "
-    "follow food for form found four from game gave get girl give good great group grow had hand hard "
-    "has have head hear help her here high him his home house how idea important into its just keep "
-    "kind know land large last late learn leave left letter life light like line list little live long "
-    "look made make man many mean men might mile more most mother move much must name near need never "
-    "new next night now number off often old once one only open other our out over own page paper part "
-    "people picture place plant play point put question quick read right river run said same saw say "
-    "school sea second see seem sentence set she should show side small some song soon sound still stop "
-    "story study such take talk tell than that the their them then there these they thing think this"
-).split()
+NONCE_WORDS = 4  # of 250 each: two runs in four thousand million begin alike
+
+__all__ = ["Item", "Prompt", "Workload", "build_workload", "random_prompts", "random_shape"]
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """One request to be made. Token ids only for backends that take them."""
-
-    content: str | list[int]
-    num_output_tokens: int
+class Workload:
+    items: list[Item]
+    offsets_ns: list[int] | None = None  # of a trace with its own times
+    prefix_hit_share: float | None = (
+        None  # of the prompt tokens, that a prefix cache will find; None: unknown
+    )
 
     @property
-    def num_tokens(self) -> int | None:
-        """Length in the server's own tokens; None for text, which only the server can count."""
-        return len(self.content) if isinstance(self.content, list) else None
+    def num_requests(self) -> int:
+        return num_requests(self.items)
+
+    @property
+    def num_distinct(self) -> int:
+        return len({_identity(item) for item in self.items})
 
 
-@dataclass(frozen=True, slots=True)
-class RandomShape:
-    """Lengths are uniform in [n * (1 - range_ratio), n * (1 + range_ratio)]; the prefix comes on top."""
-
-    input_len: int
-    output_len: int
-    range_ratio: float = 0.0
-    prefix_len: int = 0
-    vocab_size: int = 30_000
-
-
-def random_token_prompts(
-    num_prompts: int, shape: RandomShape, seed: int, nonce: Sequence[int]
-) -> list[Prompt]:
-    """Token ids in [1000, vocab_size), exactly as long as asked.
-
-    The first token after the shared prefix differs between all prompts, as far as the ids go round.
-    """
-    input_lens, output_lens = _lengths(num_prompts, shape, seed)
-    rng = np.random.default_rng([seed, *nonce])
-    num_ids = shape.vocab_size - FIRST_RANDOM_TOKEN_ID
-    prefix: list[int] = (rng.integers(num_ids, size=shape.prefix_len) + FIRST_RANDOM_TOKEN_ID).tolist()
-    first_ids = rng.permutation(num_ids)
-    prompts = []
-    for index, (input_len, output_len) in enumerate(zip(input_lens, output_lens, strict=True)):
-        ids = rng.integers(num_ids, size=input_len)
-        ids[0] = first_ids[index % num_ids]
-        prompts.append(Prompt(prefix + (ids + FIRST_RANDOM_TOKEN_ID).tolist(), output_len))
-    return prompts
+def build_workload(options: BenchServeOptions, num_items: int | None, nonce: Sequence[int]) -> Workload:
+    """`num_items`: prompts or conversations; None: all that a trace has. Raises ConfigError."""
+    workload = _of_dataset(options, num_items, nonce)
+    items = workload.items
+    if options.nonce_prefix:
+        items = with_nonce(items, nonce)
+    if options.tenants is not None:
+        items = with_tenants(items, read_tenants(options.tenants), options.seed)
+        if workload.prefix_hit_share:  # a server may keep what tenants have in its cache apart
+            workload = dataclasses.replace(workload, prefix_hit_share=None)
+    if options.prefix_hit_share is not None:
+        workload = dataclasses.replace(workload, prefix_hit_share=options.prefix_hit_share)
+    return dataclasses.replace(workload, items=items)
 
 
-def random_word_prompts(
-    num_prompts: int, shape: RandomShape, seed: int, nonce: Sequence[int]
-) -> list[Prompt]:
-    """Text of as many common words as tokens are asked for: near the length, which usage then tells."""
-    input_lens, output_lens = _lengths(num_prompts, shape, seed)
-    rng = np.random.default_rng([seed, *nonce])
-
-    def words(count: int) -> list[str]:
-        return [COMMON_WORDS[index] for index in rng.integers(len(COMMON_WORDS), size=count)]
-
-    prefix = words(shape.prefix_len)
-    return [
-        Prompt(" ".join(prefix + words(input_len)), output_len)
-        for input_len, output_len in zip(input_lens, output_lens, strict=True)
-    ]
+def random_shape(options: BenchServeOptions) -> RandomShape:
+    return RandomShape(
+        input_len=options.random_input_len,
+        output_len=options.random_output_len,
+        range_ratio=options.random_range_ratio,
+        prefix_len=options.random_prefix_len,
+        vocab_size=options.random_vocab_size,
+        input_cv=options.random_input_cv,
+        output_cv=options.random_output_cv,
+        max_input_len=options.max_input_len,
+        max_output_len=options.max_output_len,
+    )
 
 
-class CustomLine(msgspec.Struct, frozen=True):
-    """A line of a custom data set; other fields are ignored, as vLLM does."""
-
-    prompt: str | list[int]
-    output_tokens: int | None = None
-
-
-def custom_prompts(path: Path, num_prompts: int, default_output_len: int, takes_ids: bool) -> list[Prompt]:
-    """The first `num_prompts` lines of a JSONL file; a shorter file is gone through again.
-
-    Raises ConfigError that names the line.
-    """
-    prompts: list[Prompt] = []
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", "--dataset-path") from error
-    for number, line in enumerate(lines, start=1):
-        if len(prompts) == num_prompts:
-            break
-        if not line.strip():
-            continue
-        try:
-            entry = msgspec.json.decode(line, type=CustomLine)
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"{path}, line {number}: {error}", "--dataset-path") from error
-        if isinstance(entry.prompt, list) and not takes_ids:
-            raise ConfigError(f"{path}, line {number}: chat takes text, not token ids", "--dataset-path")
-        output_len = default_output_len if entry.output_tokens is None else entry.output_tokens
-        if not entry.prompt or output_len < 1:
-            raise ConfigError(f"{path}, line {number}: empty prompt or answer", "--dataset-path")
-        prompts.append(Prompt(entry.prompt, output_len))
-    if not prompts:
-        raise ConfigError(f"{path} holds no prompts", "--dataset-path")
-    return list(itertools.islice(itertools.cycle(prompts), num_prompts))
+def random_prompts(options: BenchServeOptions, num_prompts: int, nonce: Sequence[int]) -> list[Prompt]:
+    """In the form that the backend takes: also for warm-ups of other data sets."""
+    make = random_token_prompts if options.backend == "openai" else random_word_prompts
+    return make(num_prompts, random_shape(options), options.seed, nonce)
 
 
-def _lengths(num_prompts: int, shape: RandomShape, seed: int) -> tuple[list[int], list[int]]:
-    rng = np.random.default_rng(seed)
+def with_nonce(items: Sequence[Item], nonce: Sequence[int]) -> list[Item]:
+    """The same words before every text, others in every run: no cache knows it from an earlier run, and
+    what prompts have in common they still have."""
+    words = " ".join(random_words(NONCE_WORDS, np.random.default_rng([*nonce, 3])))
+    placed: list[Item] = []
+    for item in items:
+        if isinstance(item, Conversation):
+            placed.append(msgspec.structs.replace(item, system=f"{words}\n{item.system}".strip()))
+        elif isinstance(item.content, str):
+            placed.append(msgspec.structs.replace(item, content=f"{words}\n{item.content}"))
+        else:
+            placed.append(item)  # token ids are random as they are, or somebody's very own
+    return placed
 
-    def around(length: int) -> list[int]:
-        low = max(1, math.floor(length * (1 - shape.range_ratio)))
-        high = math.ceil(length * (1 + shape.range_ratio))
-        drawn: list[int] = rng.integers(low, high, size=num_prompts, endpoint=True).tolist()
-        return drawn
 
-    return around(shape.input_len), around(shape.output_len)
+def _of_dataset(options: BenchServeOptions, num_items: int | None, nonce: Sequence[int]) -> Workload:
+    takes_ids = options.backend == "openai"
+    if options.dataset_name in TRACE_NAMES:
+        return _of_trace(options, num_items, nonce)
+    assert num_items is not None, "only traces have an end of their own"
+    path = options.dataset_path
+    match options.dataset_name:
+        case "random" if options.random_num_turns > 1:
+            conversations = random_conversations(
+                num_items,
+                options.random_num_turns,
+                random_shape(options),
+                options.think_time_s,
+                options.seed,
+                nonce,
+            )
+            return Workload(list(conversations))
+        case "random":
+            prompts = random_prompts(options, num_items, nonce)
+            lengths = random_shape(options).lengths(num_items, options.seed)[0]
+            with_prefix = [options.random_prefix_len + length for length in lengths]
+            share = share_of_prefix(options.random_prefix_len, num_items, with_prefix)
+            return Workload(list(prompts), prefix_hit_share=share)
+        case "prefix_repetition":
+            shape = PrefixRepetition(
+                options.prefix_repetition_prefix_len,
+                options.prefix_repetition_suffix_len,
+                options.prefix_repetition_num_prefixes,
+                options.prefix_repetition_output_len,
+                options.random_vocab_size,
+            )
+            prompts = prefix_repetition_prompts(num_items, shape, takes_ids, options.seed, nonce)
+            return Workload(list(prompts), prefix_hit_share=shape.hit_share(num_items))
+        case "sharegpt":
+            items = sharegpt_items(
+                path,
+                num_items,
+                output_len=options.sharegpt_output_len,
+                max_turns=options.max_turns if options.multi_turn else 1,
+                mean_think_time_s=options.think_time_s,
+                is_shuffled=not options.disable_shuffle,
+                seed=options.seed,
+            )
+            return Workload(items)
+    assert path is not None, "check() wants a path for data sets in files"
+    if options.dataset_name == "txt-slices":
+        shape_of_random = random_shape(options)
+        inputs = Lengths(
+            shape_of_random.input_len,
+            shape_of_random.range_ratio,
+            shape_of_random.input_cv,
+            shape_of_random.max_input_len,
+        )
+        outputs = Lengths(
+            shape_of_random.output_len,
+            shape_of_random.range_ratio,
+            shape_of_random.output_cv,
+            shape_of_random.max_output_len,
+        )
+        prompts = text_slice_prompts(path, num_items, inputs, outputs, options.seed, nonce)
+        return Workload(list(prompts))
+    items = custom_items(
+        path,
+        num_items,
+        options.custom_output_len,
+        takes_ids=takes_ids,
+        mean_think_time_s=options.think_time_s,
+        repeats=not options.no_oversample,
+        seed=options.seed,
+    )
+    return Workload(items)
+
+
+def _of_trace(options: BenchServeOptions, num_items: int | None, nonce: Sequence[int]) -> Workload:
+    assert options.dataset_path is not None, "check() wants a path for traces"
+    form = TraceForm(
+        options.timed_trace_sec_multiplier,
+        options.timed_trace_label_timestamp,
+        options.timed_trace_label_input_length,
+        options.timed_trace_label_output_length,
+        options.timed_trace_label_hash_ids,
+    )
+    settings = ReplaySettings(
+        takes_ids=options.backend == "openai",
+        vocab_size=options.random_vocab_size,
+        block_size=options.timed_trace_chunk_hash_size,
+        time_scale=options.trace_time_scale,
+        start_s=options.trace_start_s,
+        duration_s=options.duration_s if options.is_self_timed else None,
+        max_input_len=options.max_input_len,
+        max_output_len=options.max_output_len,
+    )
+    trace = read_trace(options.dataset_path, options.dataset_name, form)
+    replay = replay_trace(trace, settings, num_items, nonce)
+    offsets_ns = replay.offsets_ns if options.is_self_timed else None
+    return Workload(list(replay.prompts), offsets_ns, replay.prefix_hit_share)
+
+
+def _identity(item: Item) -> object:
+    if isinstance(item, Conversation):
+        return (item.system, *(turn.content for turn in item.turns))
+    return item.content if isinstance(item.content, str) else tuple(item.content)

@@ -1,207 +1,41 @@
-"""`headrace bench serve` against a real HTTP server whose delays, tokens and faults are known.
-
-The server writes down when it sent each chunk, on the clock that the load generator reads too (one
-machine), so that figures are compared with what happened and not with what was planned.
-"""
+"""`headrace bench serve` against a real HTTP server whose delays, tokens and faults are known."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import math
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from loadtest.options import BenchServeOptions
 from loadtest.serve import run_bench_serve
 from shared.errors import ConfigError
+from tests.planted_server import FIRST_TOKEN_DELAY_S, TOKEN_DELAY_S, PlantedServer, planted_server
 
-FIRST_TOKEN_DELAY_S = 0.04
-TOKEN_DELAY_S = 0.01
 SLACK_S = 0.25  # for a busy machine; the delays' lower bounds are what a test leans on
 
 
-@dataclass
-class FakeServer:
-    """Streams `max_tokens` tokens. What else it does hangs on the model's name."""
-
-    port: int = 0
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    authorizations: list[str | None] = field(default_factory=list)
-    chunk_times_ns: list[list[int]] = field(default_factory=list)  # per request, in order of arrival
-    num_running: int = 0
-    most_running: int = 0
-
-    async def models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "steady"}, {"id": "other"}]})
-
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        self.bodies.append(body)
-        self.authorizations.append(request.headers.get("Authorization"))
-        number = len(self.bodies)
-        if body["model"] == "often-busy" and number % 3 == 0:
-            error = {"message": "try later", "type": "overloaded", "param": None, "code": None}
-            return web.json_response({"error": error}, status=503)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "x-request-id": "r"})
-        await response.prepare(request)
-        stream = Stream(response, request.transport, is_chat="messages" in body)
-        self.chunk_times_ns.append(stream.times_ns)
-        self.num_running += 1
-        self.most_running = max(self.most_running, self.num_running)
-        await SCRIPTS[body["model"]](stream, body, number)
-        self.num_running -= 1
-        return response
-
-
-@dataclass
-class Stream:
-    response: web.StreamResponse
-    transport: asyncio.Transport | None
-    is_chat: bool
-    times_ns: list[int] = field(default_factory=list)
-
-    def abort_connection(self) -> None:
-        assert self.transport is not None, "the connection is gone already"
-        self.transport.abort()
-
-    async def data(self, payload: object) -> None:
-        text = payload if isinstance(payload, str) else json.dumps(payload)
-        await self.response.write(f"data: {text}\n\n".encode())
-
-    async def chunk(self, text: str, finish_reason: str | None = None) -> None:
-        self.times_ns.append(time.monotonic_ns())
-        content = {"delta": {"content": text}} if self.is_chat else {"text": text}
-        await self.data({"choices": [{"index": 0, **content, "finish_reason": finish_reason}], "usage": None})
-
-    async def tokens(self, count: int, per_chunk: int = 1, *, finish: bool = True) -> None:
-        await asyncio.sleep(FIRST_TOKEN_DELAY_S)
-        for start in range(0, count, per_chunk):
-            if start:
-                await asyncio.sleep(TOKEN_DELAY_S * per_chunk)
-            is_last = start + per_chunk >= count
-            await self.chunk("tok " * min(per_chunk, count - start), "length" if is_last and finish else None)
-
-    async def end(self, body: dict[str, Any], count: int) -> None:
-        usage = {"prompt_tokens": prompt_tokens(body), "completion_tokens": count, "total_tokens": 0}
-        await self.data({"choices": [], "usage": usage})
-        await self.data("[DONE]")
-
-
-def prompt_tokens(body: dict[str, Any]) -> int:
-    if "messages" in body:
-        return len(body["messages"][0]["content"].split()) + 5  # a template's own tokens
-    return len(body["prompt"])
-
-
-async def steady(stream: Stream, body: dict[str, Any], number: int) -> None:
-    await stream.tokens(body["max_tokens"])
-    await stream.end(body, body["max_tokens"])
-
-
-async def bundled(stream: Stream, body: dict[str, Any], number: int) -> None:
-    await stream.tokens(body["max_tokens"], per_chunk=4)
-    await stream.end(body, body["max_tokens"])
-
-
-async def role_first(stream: Stream, body: dict[str, Any], number: int) -> None:
-    await stream.data({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
-    await steady(stream, body, number)
-
-
-async def no_usage(stream: Stream, body: dict[str, Any], number: int) -> None:
-    await stream.tokens(body["max_tokens"])
-    await stream.data("[DONE]")
-
-
-async def faulty(stream: Stream, body: dict[str, Any], number: int) -> None:
-    """Five in turn: good, socket cut, error event after 200 OK, no [DONE], no finish_reason."""
-    if number % 5 == 1:
-        await steady(stream, body, number)
-        return
-    await stream.tokens(2, finish=False)
-    match number % 5:
-        case 2:
-            stream.abort_connection()
-        case 3:
-            await stream.data({"error": {"message": "engine died", "type": "server_error"}})
-        case 4:
-            pass
-        case _:
-            await stream.end(body, 2)
-
-
-async def slow_start(stream: Stream, body: dict[str, Any], number: int) -> None:
-    await asyncio.sleep(1.5)
-    await steady(stream, body, number)
-
-
-async def silent(stream: Stream, body: dict[str, Any], number: int) -> None:
-    await stream.end(body, 0)
-
-
-async def garbled(stream: Stream, body: dict[str, Any], number: int) -> None:
-    await stream.data("{this is not JSON")
-
-
-async def hanging(stream: Stream, body: dict[str, Any], number: int) -> None:
-    await stream.tokens(1, finish=False)
-    await asyncio.sleep(30)
-
-
-SCRIPTS: dict[str, Callable[[Stream, dict[str, Any], int], Any]] = {
-    "steady": steady,
-    "often-busy": steady,
-    "bundled": bundled,
-    "role-first": role_first,
-    "no-usage": no_usage,
-    "faulty": faulty,
-    "slow-start": slow_start,
-    "silent": silent,
-    "garbled": garbled,
-    "hanging": hanging,
-}
+@pytest.fixture(scope="module")
+def running_server() -> Iterator[PlantedServer]:
+    with planted_server() as planted:
+        yield planted
 
 
 @pytest.fixture
-def server() -> Iterator[FakeServer]:
-    """Runs in a thread of its own: the command under test owns the main thread's event loop."""
-    fake = FakeServer()
-    ready, loop = threading.Event(), asyncio.new_event_loop()
-    stopping = asyncio.Event()
-
-    async def run() -> None:
-        app = web.Application()
-        app.router.add_get("/v1/models", fake.models)
-        app.router.add_post("/v1/completions", fake.completions)
-        app.router.add_post("/v1/chat/completions", fake.completions)
-        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        fake.port = runner.addresses[0][1]
-        ready.set()
-        await stopping.wait()
-        await runner.cleanup()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
-    thread.start()
-    assert ready.wait(10), "the server did not start"
-    yield fake
-    loop.call_soon_threadsafe(stopping.set)
-    thread.join(10)
-    loop.close()
+def server(running_server: PlantedServer) -> PlantedServer:
+    running_server.forget()
+    return running_server
 
 
 @dataclass
 class Bench:
-    server: FakeServer
+    server: PlantedServer
     directory: Path
 
     def run(self, **options: Any) -> tuple[int, dict[str, Any]]:
@@ -217,11 +51,11 @@ class Bench:
             **options,
         }
         exit_code = run_bench_serve(BenchServeOptions(**settings))
-        return exit_code, json.loads((self.directory / "result.json").read_text())
+        return exit_code, json.loads((self.directory / settings["result_filename"]).read_text())
 
 
 @pytest.fixture
-def bench(server: FakeServer, tmp_path: Path) -> Bench:
+def bench(server: PlantedServer, tmp_path: Path) -> Bench:
     return Bench(server, tmp_path)
 
 
@@ -261,7 +95,7 @@ def test_prompts_go_out_as_distinct_token_ids_with_exact_lengths(bench: Bench) -
     assert {body["min_tokens"] for body in bodies} == {8}
     assert all(body["ignore_eos"] and body["temperature"] == 0.0 for body in bodies)
     assert all(body["stream_options"] == {"include_usage": True} for body in bodies)
-    assert set(bench.server.authorizations) == {"Bearer hr-k"}
+    assert {headers["Authorization"] for headers in bench.server.headers} == {"Bearer hr-k"}
     assert "hr-k" not in (bench.directory / "result.json").read_text()
 
 
@@ -338,6 +172,7 @@ def test_server_without_usage_leaves_token_figures_open(
     assert (result["total_output_tokens"], result["output_throughput"], result["mean_tpot_ms"]) == (None,) * 3
     assert result["mean_ttft_ms"] >= 1000 * FIRST_TOKEN_DELAY_S
     assert result["total_input_tokens"] == 24  # we sent the ids, so that much is known
+    assert result["headrace"]["server"]["not_reported"][0] == "usage"
     assert "no usage" in capsys.readouterr().err
 
 
@@ -388,3 +223,204 @@ def test_no_server_and_no_model_name_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(ConfigError, match="--base-url") as raised:
         run_bench_serve(BenchServeOptions(port=1))
     assert raised.value.param == "--model"
+
+
+METRICS_PAGE = """vllm:num_requests_running 1
+vllm:prefix_cache_queries_total {tokens}
+vllm:prefix_cache_hits_total 0
+"""
+
+
+def test_servers_own_figures_are_read_during_the_run_and_what_it_lacks_is_listed(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.server.metrics_page = METRICS_PAGE
+    _, result = bench.run(model="steady", num_prompts=3, max_concurrency=1)
+    told = result["headrace"]["server"]
+    assert (told["samples"][0]["prefix_queries"], told["samples"][-1]["prefix_queries"]) == (0, 36)
+    assert told["prefix_hit_share"] == 0
+    assert "kv_usage" in told["not_reported"]
+    assert "running" not in told["not_reported"]
+    assert "does not report: waiting, kv_usage" in capsys.readouterr().err
+    checks = {check["check"]: check for check in result["headrace"]["validity"]}
+    assert checks["prefix_hit_share"]["passed"]
+
+
+def test_cache_that_serves_less_than_the_workload_plants_is_said(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.server.metrics_page = METRICS_PAGE
+    _, result = bench.run(model="steady", num_prompts=4, max_concurrency=1, random_prefix_len=36)
+    check = next(one for one in result["headrace"]["validity"] if one["check"] == "prefix_hit_share")
+    assert not check["passed"]
+    assert "0.0% of the prompt tokens came from the prefix cache, declared are 56.2%" in check["reason"]
+    assert check["reason"] in capsys.readouterr().err
+
+
+def test_server_without_figures_is_measured_all_the_same(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exit_code, result = bench.run(model="steady", num_prompts=1, max_concurrency=1)
+    assert exit_code == 0
+    assert "HTTP 404" in result["headrace"]["server"]["problem"]
+    assert len(result["headrace"]["server"]["not_reported"]) == 9
+    assert "no server metrics" in capsys.readouterr().err
+
+
+def test_ramp_by_duration_leaves_its_keys_and_its_changes(bench: Bench) -> None:
+    _, result = bench.run(
+        model="steady", duration_s=0.5, ramp_up_strategy="linear", ramp_up_start_rps=10, ramp_up_end_rps=50
+    )
+    assert (result["ramp_up_strategy"], result["ramp_up_start_rps"], result["ramp_up_end_rps"]) == (
+        "linear",
+        10,
+        50,
+    )
+    rates = [event["rps"] for event in result["rps_change_events"]]
+    assert rates == sorted(set(rates))
+    assert len(rates) >= 3
+    assert result["num_prompts"] == result["completed"] == len(bench.server.bodies)
+    assert result["headrace"]["loop"] == "open"
+
+
+def test_trace_is_replayed_with_its_own_times_and_shared_prefixes(bench: Bench) -> None:
+    path = bench.directory / "mooncake.jsonl"
+    rows = [
+        {"timestamp": 0, "input_length": 10, "output_length": 2, "hash_ids": [1, 2, 3]},
+        {"timestamp": 600, "input_length": 11, "output_length": 3, "hash_ids": [1, 2, 4]},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    _, result = bench.run(
+        model="steady",
+        dataset_name="timed_trace",
+        dataset_path=path,
+        timed_trace_chunk_hash_size=4,
+        trace_time_scale=0.5,
+    )
+    first, second = bench.server.bodies
+    assert first["prompt"][:8] == second["prompt"][:8]
+    assert (first["max_tokens"], second["max_tokens"]) == (2, 3)
+    requests = result["headrace"]["requests"]
+    assert requests[1]["t_due_ns"] - requests[0]["t_due_ns"] == 300_000_000
+    assert result["headrace"]["workload"]["prefix_hit_share"] == pytest.approx(8 / 21)
+
+
+def test_tenants_of_a_file_are_reported_apart(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    path = bench.directory / "tenants.toml"
+    path.write_text(
+        '[[tenants]]\nname = "a"\napi_key = "secret-a"\n[[tenants]]\nname = "b"\nmodel = "silent"\n'
+    )
+    exit_code, result = bench.run(model="steady", num_prompts=12, max_concurrency=4, tenants=path)
+    assert exit_code == 1
+    tenants = result["headrace"]["tenants"]
+    assert tenants["a"]["attempted"] + tenants["b"]["attempted"] == 12
+    assert (tenants["a"]["failed"], tenants["b"]["failed"]) == (0, tenants["b"]["attempted"])
+    assert tenants["b"]["ttft_due_ms"]["p50"] == "inf"
+    keys = {
+        body["model"]: headers.get("Authorization")
+        for body, headers in zip(bench.server.bodies, bench.server.headers, strict=True)
+    }
+    assert keys == {"steady": "Bearer secret-a", "silent": None}
+    assert "secret-a" not in (bench.directory / "result.json").read_text()
+    assert re.search(r"\| +b \|", capsys.readouterr().out)
+
+
+def test_requests_are_written_one_per_line_beside_the_result(bench: Bench) -> None:
+    _, result = bench.run(model="often-busy", num_prompts=3, max_concurrency=1)
+    lines = (bench.directory / "result.requests.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [record["index"] for record in records] == [0, 1, 2]
+    assert [record["failure"] for record in records] == [None, None, "http_status"]
+    assert [len(record["trace_id"]) for record in records] == [32] * 3
+    assert records[0]["chunk_times_ns"] == result["headrace"]["requests"][0]["chunk_times_ns"]
+
+
+def test_two_processes_report_as_one_run(bench: Bench) -> None:
+    _, result = bench.run(model="steady", num_prompts=8, request_rate=50.0, num_workers=2)
+    assert result["completed"] == 8
+    assert result["headrace"]["num_workers"] == 2
+    assert [request["index"] for request in result["headrace"]["requests"]] == list(range(8))
+
+
+def test_server_that_is_not_ready_in_time_is_an_error_with_its_flag() -> None:
+    with pytest.raises(ConfigError, match=r"not ready after 0.2 s: cannot reach") as raised:
+        run_bench_serve(BenchServeOptions(port=1, model="m", ready_check_timeout_s=0.2))
+    assert raised.value.param == "--ready-check-timeout-sec"
+
+
+def as_vllms_converter(path: Path) -> dict[str, Any]:
+    """What vLLM's script of nightly results makes of a file: it takes files with `serving` in their name,
+    reads the commands from a sibling, and renames keys to columns."""
+    assert "serving" in str(path)
+    row: dict[str, Any] = json.loads(path.read_text())
+    commands = json.loads(path.with_suffix(".commands").read_text())
+    arguments = shlex.split(commands["client_command"])
+    for flag, column in (
+        ("--dataset-name", "dataset_name"),
+        ("--random-input-len", "input_len"),
+        ("--random-output-len", "output_len"),
+        ("--request-rate", "qps"),
+    ):
+        row[column] = arguments[arguments.index(flag) + 1]
+    columns = ["model_id", "dataset_name", "input_len", "output_len", "completed", "qps", "max_concurrency"]
+    columns += ["request_throughput", "total_token_throughput", "output_throughput"]
+    columns += [
+        f"{statistic}_{metric}_ms"
+        for metric in ("ttft", "tpot")
+        for statistic in ("mean", "median", "p99", "std")
+    ]
+    columns += ["mean_itl_ms", "median_itl_ms", "p99_itl_ms"]
+    return {column: row[column] for column in columns}
+
+
+def pareto_point(row: dict[str, Any], num_gpus: int) -> tuple[float, float]:
+    """What vLLM's sweep plots: tokens per second and user, against those per GPU."""
+    num_users = row.get("max_concurrency") or row["max_concurrent_requests"]
+    return row["output_throughput"] / num_users, row["output_throughput"] / num_gpus
+
+
+def test_scripts_for_vllms_results_read_ours(bench: Bench) -> None:
+    rows = []
+    for concurrency in (1, 4):
+        name = f"serving_tiny_tp1_concurrency{concurrency}.json"
+        _, result = bench.run(
+            model="org/steady", served_model_name="steady", num_prompts=4, max_concurrency=concurrency,
+            result_filename=name, metadata={"gpu_type": "none", "tp_size": "1"},
+        )  # fmt: skip
+        commands = {
+            "server_command": "vllm serve org/steady --tensor-parallel-size 1",
+            "client_command": "vllm bench serve --dataset-name random --random-input-len 12 "
+            "--random-output-len 8 --request-rate inf",
+        }
+        (bench.directory / name).with_suffix(".commands").write_text(json.dumps(commands))
+        rows.append(as_vllms_converter(bench.directory / name))
+        assert result["gpu_type"] == "none"
+        assert all(math.isfinite(value) for value in pareto_point(result, 1))
+        for array in ("input_lens", "output_lens", "ttfts", "itls", "errors", "generated_texts", "latencies"):
+            assert len(result[array]) == 4
+    numbers = {name for name in rows[0] if isinstance(rows[0][name], int | float)}
+    assert numbers == set(rows[0]) - {"model_id", "dataset_name", "input_len", "output_len", "qps"}
+    assert [row["max_concurrency"] for row in rows] == [1, 4]  # what the compare script joins on
+
+
+def test_load_beyond_the_generator_is_called_client_bound(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three hundred due within a few milliseconds, each on a connection that must first be opened."""
+    _, result = bench.run(model="steady", num_prompts=300, request_rate=50_000.0, random_output_len=1)
+    assert result["headrace"]["client_bound"] is True
+    failed = {check["check"] for check in result["headrace"]["validity"] if not check["passed"]}
+    assert "dispatch_lag_p99_ms" in failed
+    shown = capsys.readouterr()
+    assert re.search(r"Load generator: +CLIENT-BOUND", shown.out)
+    assert "CLIENT-BOUND: the generator sent 99% of the requests within" in shown.err
+
+
+def test_answers_in_one_piece_are_measured_without_first_tokens(bench: Bench) -> None:
+    exit_code, result = bench.run(model="steady", num_prompts=3, max_concurrency=1, streaming=False)
+    assert exit_code == 0
+    assert (result["mean_ttft_ms"], result["mean_tpot_ms"], result["mean_itl_ms"]) == (None, None, None)
+    assert result["mean_e2el_ms"] > 0
+    assert result["total_output_tokens"] == 24
+    assert result["headrace"]["ttft_due_ms"]["count"] == 3
+    assert {body["stream"] for body in bench.server.bodies} == {False}

@@ -67,6 +67,51 @@ def test_vllms_command_line_is_understood(seen: list[BenchServeOptions], tmp_pat
     assert options.result_dir == tmp_path
 
 
+def test_vllms_flags_for_ramps_traces_prefixes_and_sampling_are_understood(
+    seen: list[BenchServeOptions], tmp_path: Path
+) -> None:
+    ramp = "--ramp-up-strategy exponential --ramp-up-start-rps 1 --ramp-up-end-rps 20 --num-prompts 50"
+    prefixes = (
+        "--dataset-name prefix_repetition --prefix-repetition-prefix-len 512 "
+        "--prefix-repetition-suffix-len 8 --prefix-repetition-num-prefixes 4 "
+        "--prefix-repetition-output-len 16"
+    )
+    sampling = "--top-p 0.9 --top-k 5 --min-p 0.1 --frequency-penalty 1 --presence-penalty 1 --logprobs 2"
+    others = (
+        "--tokenizer org/m --served-model-name m --trust-remote-code --ready-check-timeout-sec 9 --insecure "
+        "--request-id-prefix run1- --disable-shuffle --no-oversample --skip-chat-template"
+    )
+    line = [*f"{ramp} {prefixes} {sampling} {others}".split(), "--extra-body", '{"seed": 4}']
+    result = call(*line)
+    assert result.exit_code == 0, result.output
+    options = seen[0]
+    assert (options.ramp_up_strategy, options.ramp_up_end_rps) == ("exponential", 20)
+    assert options.prefix_repetition_num_prefixes == 4
+    assert options.sampling == {
+        "top_p": 0.9, "top_k": 5, "min_p": 0.1, "frequency_penalty": 1.0, "presence_penalty": 1.0,
+        "logprobs": 2, "seed": 4,
+    }  # fmt: skip
+    assert (options.tokenizer, options.served_model_name, options.ready_check_timeout_s) == ("org/m", "m", 9)
+    trace = "--dataset-name timed_trace --no-self-timed --request-rate 5 --timed-trace-sec-multiplier 1"
+    assert call(*trace.split(), "--dataset-path", str(tmp_path)).exit_code == 0
+    assert not seen[1].is_self_timed
+    assert seen[1].timed_trace_sec_multiplier == 1
+
+
+def test_load_by_duration_and_answers_in_one_piece_can_be_asked_for(seen: list[BenchServeOptions]) -> None:
+    line = "--duration 30 --request-rate 4 --no-streaming --num-workers 3 --trace-sample-share 0.5"
+    assert call(*line.split()).exit_code == 0
+    options = seen[0]
+    assert (options.duration_s, options.streaming, options.num_workers) == (30, False, 3)
+    assert options.num_prompts_at(None) is None
+    assert options.trace_sample_share == 0.5
+
+
+def test_logprobs_have_chats_own_form(seen: list[BenchServeOptions]) -> None:
+    assert call("--backend", "openai-chat", "--logprobs", "3").exit_code == 0
+    assert seen[0].sampling == {"logprobs": True, "top_logprobs": 3}
+
+
 def test_sweep_fits_the_number_of_prompts_to_each_concurrency(seen: list[BenchServeOptions]) -> None:
     assert call("--concurrency-sweep", "1,8,32", "--request-rate", "inf").exit_code == 0
     options = seen[0]
@@ -90,6 +135,26 @@ def test_sweep_fits_the_number_of_prompts_to_each_concurrency(seen: list[BenchSe
         ("--concurrency-sweep 1 --max-concurrency 2", "--max-concurrency"),
         ("--random-range-ratio 1", "--random-range-ratio"),
         ("--start-stack", "--start-stack"),
+        ("--dataset-name timed_trace", "--dataset-path"),
+        ("--dataset-path x.json", "--dataset-path"),
+        ("--self-timed", "--self-timed"),
+        ("--duration 5", "--duration"),
+        ("--duration 5 --request-rate 1 --num-prompts 3", "--duration"),
+        ("--duration -1 --request-rate 1", "--duration"),
+        ("--ramp-up-strategy steep", "--ramp-up-strategy"),
+        ("--ramp-up-strategy linear --ramp-up-start-rps 1", "--ramp-up-end-rps"),
+        ("--ramp-up-start-rps 1", "--ramp-up-start-rps"),
+        (
+            "--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 2 --request-rate 3",
+            "--request-rate",
+        ),
+        ("--extra-body [1]", "--extra-body"),
+        ("--extra-body {", "--extra-body"),
+        ("--random-input-cv 0", "--random-input-cv"),
+        ("--prefix-hit-share 1.5", "--prefix-hit-share"),
+        ("--trace-time-scale nan", "--trace-time-scale"),
+        ("--num-workers 0", "--num-workers"),
+        ("--max-turns 1", "--max-turns"),
     ],
 )
 def test_wrong_value_names_its_flag_and_exits_with_2(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 
+from loadtest.datasets.prompt import Prompt
 from loadtest.generator import ClosedLoop, OpenLoop, generate_load
 from loadtest.request_record import RequestRecord
-from loadtest.workload import Prompt
 
 PROMPTS = [Prompt([1000 + index], 1) for index in range(12)]
 

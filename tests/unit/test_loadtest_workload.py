@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.workload import RandomShape, custom_prompts, random_token_prompts, random_word_prompts
+from loadtest.datasets.custom import custom_items
+from loadtest.datasets.random_prompts import RandomShape, random_token_prompts, random_word_prompts
 from shared.errors import ConfigError
 
 SHAPE = RandomShape(input_len=32, output_len=8)
@@ -57,7 +58,7 @@ def test_words_are_counted_like_tokens_and_their_true_length_is_left_to_the_serv
 def test_custom_file_gives_prompts_and_output_lengths_and_is_repeated_when_short(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "one", "output_tokens": 5}\n\n{"prompt": [7, 8, 9], "x": 1}\n')
-    prompts = custom_prompts(path, 3, default_output_len=99, takes_ids=True)
+    prompts = custom_items(path, 3, default_output_len=99, takes_ids=True)
     assert [(prompt.content, prompt.num_output_tokens) for prompt in prompts] == [
         ("one", 5),
         ([7, 8, 9], 99),
@@ -78,5 +79,5 @@ def test_bad_line_of_a_custom_file_is_named(tmp_path: Path, line: str, complaint
     path = tmp_path / "prompts.jsonl"
     path.write_text(f'{{"prompt": "fine"}}\n{line}\n')
     with pytest.raises(ConfigError, match=complaint) as raised:
-        custom_prompts(path, 2, default_output_len=1, takes_ids=False)
+        custom_items(path, 2, default_output_len=1, takes_ids=False)
     assert raised.value.param == "--dataset-path"

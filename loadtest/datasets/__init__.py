@@ -1,0 +1,1 @@
+"""What is sent: one file for each kind of data set."""

@@ -1,0 +1,1 @@
+"""Traffic of somebody's production, replayed with its own times."""
