@@ -22,11 +22,16 @@ from compose.commands import (
     keys,
     models,
     routes,
+    simulator,
     status,
     tenants,
     up,
     usage,
 )
+from loadtest.compare_command import compare
+from loadtest.knee_command import knee
+from loadtest.plan.command import plan
+from loadtest.report.command import report
 from shared.errors import UserError
 
 EXIT_USER_ERROR = 2
@@ -41,6 +46,7 @@ app = typer.Typer(
 app.command("up")(up.up)
 app.command("gateway")(gateway.gateway)
 app.command("engine")(engine.engine)
+app.command("simulator", epilog=simulator.EPILOG)(simulator.simulator)
 app.add_typer(keys.app, name="keys")
 app.add_typer(experiment.app, name="experiment")
 app.add_typer(tenants.app, name="tenants")
@@ -50,6 +56,10 @@ app.command("usage")(usage.usage)
 app.command("status")(status.status)
 app.command("chat")(chat.chat)
 app.add_typer(bench.app, name="bench")
+app.command("knee")(knee)
+app.command("plan")(plan)
+app.command("report")(report)
+app.command("compare")(compare)
 app.command("conformance")(conformance.conformance)
 app.add_typer(models.app, name="models")
 
