@@ -20,7 +20,7 @@ from tests.stack import Stack, fake_model, wait_until
 
 LEASE_S = 2.0
 DOCUMENT: dict[str, Any] = {
-    # A machine that is busy is waited for: what a silent Redis leads to is looked at in test_redis_trouble.py.
+    # A busy machine is waited for: what a silent Redis leads to is looked at in test_redis_trouble.py.
     "redis": {"timeout_ms": 5_000},
     "gateway": {"reservation_lease_s": LEASE_S, "first_token_timeout_s": 1.5},
     "models": [
