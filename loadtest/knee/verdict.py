@@ -136,6 +136,9 @@ def _status(outcome: SearchOutcome, cell: Cell, reasons: list[str], is_invalid: 
             "all probes were on one side: none came near to breaking the promise, or all did break it"
         )
         return "unresolved"
+    if outcome.saturation is not None and cell.estimate.low > outcome.saturation.ci90[1]:
+        reasons.append("the estimate lies above the rate at which the server was full, which it cannot")
+        return "unresolved"
     if cell.half_width > tolerance:
         reasons.append(
             f"the interval is wider than ± {100 * tolerance:.3g} %, and the budget of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -229,6 +229,11 @@ def test_one_search_serves_several_tiers_and_arrival_laws() -> None:
     assert rates["interactive", 1.0] > rates["interactive", 2.0]
     # Probes are pooled: those made for one tier count for the other one of the same law.
     assert {probe.cv for probe in found.outcome.probes if probe.kind == "open_loop"} == {1.0, 2.0}
+    # A capacity above saturation is none.
+    assert found.outcome.saturation is not None
+    found.outcome.saturation = replace(found.outcome.saturation, rate=min(rates.values()) / 2)
+    assert all(tier.status == "unresolved" for tier in judge(found.outcome).tiers)
+    assert all("the server was full" in " ".join(tier.reasons) for tier in judge(found.outcome).tiers)
 
 
 def test_validation_probes_are_kept_out_of_the_fit_and_confirm_a_right_estimate() -> None:
