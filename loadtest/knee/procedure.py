@@ -35,7 +35,7 @@ from loadtest.knee.result import Phase
 from loadtest.knee.saturation import Saturation, completion_slope, slots_in_use
 from loadtest.knee.shape_knee import RANGE
 from loadtest.knee.slo import SloTier
-from loadtest.knee.validity import MAX_DISPATCH_LAG_S
+from loadtest.knee.validity import lag_limit_s
 
 USUAL_BUDGET_S = 300.0
 PROBE_S = 60.0
@@ -240,14 +240,15 @@ class KneeSearch:
             # At a low rate, long enough for some arrivals.
             duration_s = max(1.5, CLIENT_CHECK_S * self._settings.scale)
             client = await self._prober.check_client(rate, duration_s)
-            if client.dispatch_lag_p99_s > MAX_DISPATCH_LAG_S:  # once may be another process's doing
+            limit_s = lag_limit_s(self._settings.tiers)
+            if client.dispatch_lag_p99_s > limit_s:  # once may be another process's doing
                 client = min(
                     client,
                     await self._prober.check_client(rate, duration_s),
                     key=lambda one: one.dispatch_lag_p99_s,
                 )
         self.outcome.client = client
-        self.outcome.is_client_bound = client.dispatch_lag_p99_s > MAX_DISPATCH_LAG_S
+        self.outcome.is_client_bound = client.dispatch_lag_p99_s > limit_s
         return not self.outcome.is_client_bound
 
     async def _probe_cells(self) -> None:

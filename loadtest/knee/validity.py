@@ -15,6 +15,7 @@ from loadtest.knee.slo import SloTier
 from loadtest.validity import ValidityCheck
 
 MAX_DISPATCH_LAG_S = 0.010
+MAX_LAG_SHARE = 0.02  # of a limit that counts from the due time: so much lateness decides nothing
 MAX_RATE_ERROR = 0.01
 MAX_ERROR_SHARE = 0.01
 MAX_HIT_DRIFT = 0.02
@@ -34,9 +35,9 @@ def check_validity(
     open_loop = [probe for probe in probes if probe.kind in OPEN_KINDS and probe.requests]
     loaded = [probe for probe in probes if probe.kind != "unloaded" and probe.requests]
     checks = [
-        _client(client),
+        _client(client, tiers),
         _delivered_rate(open_loop),
-        _dispatch_lag(open_loop),
+        _dispatch_lag(open_loop, tiers),
         _arrival_cv(open_loop),
         _errors(open_loop),
         _cut_off(open_loop),
@@ -48,13 +49,13 @@ def check_validity(
     return [check for check in checks if check is not None]
 
 
-def _client(client: ClientCheck | None) -> ValidityCheck | None:
+def _client(client: ClientCheck | None, tiers: Sequence[SloTier]) -> ValidityCheck | None:
     if client is None:
         return None
     return _row(
         "client_check",
         client.dispatch_lag_p99_s,
-        MAX_DISPATCH_LAG_S,
+        lag_limit_s(tiers),
         f"the generator alone, at {client.rate:.3g} requests/s, sends its requests late",
     )
 
@@ -79,7 +80,7 @@ def _delivered_rate(probes: Sequence[Probe]) -> ValidityCheck | None:
     )
 
 
-def _dispatch_lag(probes: Sequence[Probe]) -> ValidityCheck | None:
+def _dispatch_lag(probes: Sequence[Probe], tiers: Sequence[SloTier]) -> ValidityCheck | None:
     lags = [
         late_percentile(lag)
         for probe in probes
@@ -87,7 +88,13 @@ def _dispatch_lag(probes: Sequence[Probe]) -> ValidityCheck | None:
     ]
     if not lags:
         return None
-    return _row("dispatch_lag_p99", max(lags), MAX_DISPATCH_LAG_S, "requests were sent late: client-bound")
+    return _row("dispatch_lag_p99", max(lags), lag_limit_s(tiers), "requests were sent late: client-bound")
+
+
+def lag_limit_s(tiers: Sequence[SloTier]) -> float:
+    """How late the generator may be: 10 ms, or little beside every limit that its lateness counts in."""
+    limits = [limit for tier in tiers for limit in (tier.ttft_s, tier.e2el_s) if limit is not None]
+    return max(MAX_DISPATCH_LAG_S, MAX_LAG_SHARE * min(limits, default=0.0))
 
 
 def late_percentile(lags_s: Sequence[float]) -> float:

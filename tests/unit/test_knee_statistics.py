@@ -32,7 +32,7 @@ from loadtest.knee.slo import SloTier
 from loadtest.knee.steady import is_steady
 from loadtest.knee.step_costs import StepCosts, fit_step_costs
 from loadtest.knee.twin import fit_twin, twin_data
-from loadtest.knee.validity import late_percentile, little_error
+from loadtest.knee.validity import lag_limit_s, late_percentile, little_error
 from loadtest.simulator.batching_model import BatchingParameters
 from tests.planted_knee import model_latencies
 
@@ -353,3 +353,19 @@ def test_of_few_lags_a_single_late_one_proves_nothing() -> None:
     assert late_percentile([0.001] * 48 + [0.4, 0.5]) == 0.4
     assert late_percentile([0.001] * 960 + [0.5] * 40) == 0.5
     assert late_percentile([0.3]) == 0.3
+
+
+@pytest.mark.parametrize(
+    ("tiers", "limit_s"),
+    [
+        ((), 0.010),
+        ((SloTier("a", ttft_s=0.1),), 0.010),
+        ((SloTier("a", ttft_s=2.0),), 0.040),
+        ((SloTier("a", tpot_s=5.0),), 0.010),
+        ((SloTier("a", ttft_s=2.0), SloTier("b", e2el_s=1.0)), 0.020),
+    ],
+)
+def test_the_generator_may_be_later_where_promises_are_longer(
+    tiers: tuple[SloTier, ...], limit_s: float
+) -> None:
+    assert lag_limit_s(tiers) == pytest.approx(limit_s)
