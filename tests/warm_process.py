@@ -9,6 +9,7 @@ has loaded, take a fresh one.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import select
@@ -54,7 +55,8 @@ class WarmProcess:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and the server is about to tell
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -213,12 +214,20 @@ def test_a_full_queue_drops_and_counts_and_the_numbers_show_it() -> None:
         made.start()
         with subscriber_of(made) as listener:
             wait_until(lambda: len(listener.replay_from(0)) == 50 - made.num_dropped)
-            num_dropped = made.num_dropped
-            made.publish(stored(50))
-            wait_until(lambda: listener.replay_from(50) != [])
+            first_lost, numbers = 50 - made.num_dropped, itertools.count(50)
+
+            def is_taken() -> bool:
+                """What has been sent frees its place in the queue a moment later."""
+                num_dropped = made.num_dropped
+                made.publish(stored(next(numbers)))
+                return made.num_dropped == num_dropped
+
+            wait_until(is_taken)
+            last = next(numbers) - 1
+            wait_until(lambda: listener.replay_from(last) != [])
             listener.catch_up()
-            assert listener.next_sequence == 51
-            assert listener.lost == list(range(50 - num_dropped, 50))
+            assert listener.next_sequence == last + 1
+            assert listener.lost == list(range(first_lost, last))
 
 
 @pytest.mark.parametrize("frames", [[b""], [b"", b"short"], [b"", b"12345678", b"more"], [b"12345678"]])

@@ -179,6 +179,39 @@ def test_a_server_that_fails_everything_stops_the_search_at_once() -> None:
     assert found.outcome.seconds_spent < 10
 
 
+def test_single_requests_that_a_limit_refuses_are_named_and_break_no_promise() -> None:
+    refusing = Faults(failing=0.9, failing_kinds=("unloaded",), error="HTTP 429: too many requests")
+    found = small_search(refusing)
+    assert (found.verdict.status, found.tier.status) == ("invalid", "invalid")
+    assert "single requests failed: HTTP 429: too many requests" in found.verdict.reasons[0]
+    assert [phase.name for phase in found.outcome.phases] == ["warm-up", "unloaded"]
+    assert "error_share" in broken(found)
+
+
+def test_a_saturation_that_a_limit_holds_down_is_none_but_a_full_server_may_say_so() -> None:
+    limited = Faults(failing=0.3, failing_kinds=("saturation",), error="HTTP 429: slow down")
+    found = small_search(limited)
+    assert "saturation_errors" in broken(found)
+    assert any("HTTP 429: slow down" in reason for reason in found.verdict.reasons)
+    assert "saturation_errors" not in broken(small_search(replace(limited, error="HTTP 503: full")))
+
+
+def test_a_server_that_dies_in_mid_search_ends_it() -> None:
+    """While the open-loop probes go on, and before the first."""
+    dying = Faults(failing=1.0, fails_after_s=40.0, error="ConnectionRefusedError: no one there")
+    late = small_search(dying)
+    assert late.outcome.probes[-1].kind == "open_loop"
+    assert late.outcome.probes[-1].ended_early
+    early = small_search(replace(dying, fails_after_s=0.0, failing_kinds=("open_loop",)))
+    assert early.tier.slo_capacity is None
+    for found in (late, early):
+        assert found.verdict.status == "invalid"
+        assert found.verdict.reasons[0].startswith("the server went away: ")
+        assert "ConnectionRefusedError: no one there" in found.verdict.reasons[0]
+        assert found.outcome.seconds_spent < 50
+        assert "delivered_rate" not in broken(found)
+
+
 # The budget (acceptance check 17)
 
 
@@ -233,7 +266,7 @@ def test_one_search_serves_several_tiers_and_arrival_laws() -> None:
     assert found.outcome.saturation is not None
     found.outcome.saturation = replace(found.outcome.saturation, rate=min(rates.values()) / 2)
     assert all(tier.status == "unresolved" for tier in judge(found.outcome).tiers)
-    assert all("the server was full" in " ".join(tier.reasons) for tier in judge(found.outcome).tiers)
+    assert any("the server was full" in " ".join(tier.reasons) for tier in judge(found.outcome).tiers)
 
 
 def test_validation_probes_are_kept_out_of_the_fit_and_confirm_a_right_estimate() -> None:
@@ -280,6 +313,22 @@ def test_progress_tells_phases_and_estimates_as_they_come() -> None:
     seconds = [progress.seconds_spent for progress in found.told]
     assert seconds == sorted(seconds)
     assert found.told[-1].cells[0].estimate is not None
+
+
+def test_an_interrupted_search_tells_what_it_knows_by_then() -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.phase == "open-loop probes" and progress.cells[0].estimate is not None:
+            raise asyncio.CancelledError
+
+    settings = SearchSettings((SMALL_TIER,), budget_s=60.0, twins_allowed=False)
+    search = KneeSearch(SimulatedProber(SMALL, SHORT), settings, interrupt)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(search.run())
+    verdict = judge(search.interrupted())
+    assert (verdict.status, verdict.tiers[0].status) == ("unresolved", "unresolved")
+    assert verdict.reasons[0] == "interrupted in the phase 'open-loop probes'"
+    assert verdict.tiers[0].reasons == ["interrupted"]
+    assert verdict.tiers[0].slo_capacity is not None
 
 
 def unique(names: Iterator[str]) -> Iterator[str]:
