@@ -66,6 +66,8 @@ class Comparison:
 
 def compare_searches(a: KneeResult, b: KneeResult, *, force: bool = False) -> Comparison:
     """Raises ConfigError, without `force`, if the two did not measure the same thing."""
+    _check_capacities(a, "A")
+    _check_capacities(b, "B")
     forced = _refuse([*_unlike_searches(a, b), *_unlike_workloads(a.workload, b.workload)], force)
     differences: list[Difference] = []
     sentences: list[str] = []
@@ -85,7 +87,7 @@ def compare_searches(a: KneeResult, b: KneeResult, *, force: bool = False) -> Co
             continue
         one = _capacity_difference(name, tier.slo_capacity, other.slo_capacity)
         differences.append(one)
-        sentences.append(_capacity_sentence(one, tier.slo_capacity, other.slo_capacity))
+        sentences.append(_capacity_sentence(one))
     if a.saturation_rate is not None and b.saturation_rate is not None:
         differences.append(
             Difference(
@@ -204,18 +206,29 @@ def _capacity_difference(name: str, a: SloCapacity, b: SloCapacity) -> Differenc
     )
 
 
-def _capacity_sentence(one: Difference, a: SloCapacity, b: SloCapacity) -> str:
+def _capacity_sentence(one: Difference) -> str:
     assert one.ratio_ci90 is not None, "capacities have intervals"
     low, high = one.ratio_ci90
-    overlap = a.ci90[0] <= b.ci90[1] and b.ci90[0] <= a.ci90[1]
-    agreement = "they agree within their intervals" if overlap else "their intervals do not meet"
     figures = (
         f"{one.a:.4g} and {one.b:.4g} requests/s; ratio {one.ratio:.3f}, 90 % interval "
         f"{low:.3f} to {high:.3f}"
     )
     if one.verdict == "no difference shown":
-        return f"No difference shows in the {one.figure}: {figures}; {agreement}."
-    return f"The {one.figure} is {_percent(one.ratio)} in B: {figures}; {agreement}."
+        return f"No difference shows in the {one.figure}: {figures}, which holds 1."
+    return f"The {one.figure} is {_percent(one.ratio)} in B: {figures}, which does not hold 1."
+
+
+def _check_capacities(result: KneeResult, side: str) -> None:
+    """Raises ConfigError for what no search writes, and no ratio is of."""
+    for tier in result.tiers:
+        if tier.slo_capacity is None:
+            continue
+        rate, (low, high) = tier.slo_capacity.rate, tier.slo_capacity.ci90
+        if not (0 < rate < math.inf and 0 <= low <= high):
+            raise ConfigError(
+                f"the file of {side} is not to be read: the capacity of {tier.name!r} is {rate:g} "
+                f"({low:g} to {high:g}) requests/s"
+            )
 
 
 def _sentence(one: Difference) -> str:

@@ -98,7 +98,7 @@ def _print(made: Comparison) -> None:
                 shown(one.a, one.unit),
                 shown(one.b, one.unit),
                 sign + shown(abs(difference), one.unit),
-                f"{one.ratio:.3f}",
+                "–" if math.isnan(one.ratio) else f"{one.ratio:.3f}",
                 ends,
                 "" if one.design_effect is None else f"{one.design_effect:.1f}",
             )

@@ -152,20 +152,26 @@ class Fleet:
         )
 
 
+def num_shares(items: Sequence[Item], schedule: Schedule, num_workers: int) -> int:
+    """How many processes get anything to do: no more than items or concurrent requests."""
+    concurrency = schedule.concurrency if isinstance(schedule, ClosedLoop) else schedule.max_concurrency
+    return max(1, min(num_workers, len(items), concurrency or num_workers))
+
+
 def deal(target: Target, items: Sequence[Item], schedule: Schedule, num_workers: int) -> list[Job]:
     """The share of each worker: every n-th item. No more workers than items or concurrent requests."""
     concurrency = schedule.concurrency if isinstance(schedule, ClosedLoop) else schedule.max_concurrency
-    num_shares = max(1, min(num_workers, len(items), concurrency or num_workers))
+    num_jobs = num_shares(items, schedule, num_workers)
     indices = first_indices(items)
     jobs = []
-    for number in range(num_shares):
-        share = None if concurrency is None else len(range(number, concurrency, num_shares))
+    for number in range(num_jobs):
+        share = None if concurrency is None else len(range(number, concurrency, num_jobs))
         jobs.append(
             Job(
                 target,
-                list(items[number::num_shares]),
-                indices[number::num_shares],
-                list(schedule.offsets_ns[number::num_shares]) if isinstance(schedule, OpenLoop) else None,
+                list(items[number::num_jobs]),
+                indices[number::num_jobs],
+                list(schedule.offsets_ns[number::num_jobs]) if isinstance(schedule, OpenLoop) else None,
                 share,
             )
         )

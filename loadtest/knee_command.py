@@ -15,8 +15,10 @@ import typer
 
 from loadtest.knee.options import KneeOptions, budget_of, cvs_of, tiers_of
 from loadtest.options import BenchServeOptions
+from loadtest.server_url import without_credentials
 from shared.errors import ConfigError
 
+EXIT_INTERRUPTED = 130  # as shells tell a SIGINT
 FLAGS_WITH_SECRETS = ("--key", "--header")
 
 
@@ -43,7 +45,7 @@ def knee(
     cv: Annotated[
         str, typer.Option(help="Burstiness: 1 Poisson, 2 bursty, 0 an even pace; 1,2: one after another.")
     ] = "1",
-    budget: Annotated[str, typer.Option(help="Seconds for everything, like 300s.")] = "300s",
+    budget: Annotated[str, typer.Option(help="Time for everything, like 300s, 5m or 1h.")] = "300s",
     tolerance: Annotated[float, typer.Option(help="Half-width of the interval to stop at.")] = 0.05,
     validate: Annotated[
         bool, typer.Option("--validate", help="Spend two probes on checking the estimate from both sides.")
@@ -90,7 +92,7 @@ def knee(
 
     Exit codes: 0 a rate with its interval (resolved or not), 2 wrong usage or no server, 3 infeasible at
     any load, 4 the generator is too slow (client-bound), 5 invalid: a condition for believing the numbers
-    is broken.
+    is broken, 1 a file could not be written, 130 interrupted (what was known by then is printed).
     """
     options = KneeOptions(
         load=BenchServeOptions(
@@ -131,10 +133,15 @@ def knee(
         command_line=recorded_command_line(sys.argv),
     )
     options.check()
-    # Here and not above: aiohttp and numpy take a third of a second that `--help` need not wait for.
-    from loadtest.knee.run import run_knee
+    try:
+        # Here and not above: aiohttp and numpy take a third of a second that `--help` need not wait for.
+        from loadtest.knee.run import run_knee
 
-    raise typer.Exit(run_knee(options))
+        exit_code = run_knee(options)
+    except KeyboardInterrupt:  # before anything was measured, or for the second time
+        typer.echo("interrupted: nothing is known yet", err=True)
+        exit_code = EXIT_INTERRUPTED
+    raise typer.Exit(exit_code)
 
 
 def recorded_command_line(argv: Sequence[str]) -> str:
@@ -150,7 +157,7 @@ def recorded_command_line(argv: Sequence[str]) -> str:
             shown.append(f"{flag}=***" if equals else flag)
             is_secret = not equals
         else:
-            shown.append(argument)
+            shown.append(without_credentials(argument))
     return shlex.join(shown)
 
 

@@ -6,12 +6,13 @@ Imports nothing heavy, so that the command line can be built from it quickly.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
+from loadtest.server_url import basic_authorization, check_server_url, without_credentials
 from shared.errors import ConfigError
 
 Backend = Literal["openai", "openai-chat"]
@@ -39,6 +40,7 @@ METRIC_NAMES = ("ttft", "tpot", "itl", "e2el", "client_queue_time", "e2el_includ
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")
 FIRST_RANDOM_TOKEN_ID = 1000  # below lie special tokens and single bytes in the usual vocabularies
 DEFAULT_NUM_PROMPTS = 1000
+WORKERS_PER_CORE = 4  # more processes that make the load only wait for each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class BenchServeOptions:
     """One call of `headrace bench serve`. Only `check()` validates; times are in the unit of the name."""
 
     backend: Backend = "openai"
-    base_url: str | None = None  # wins over host and port
+    base_url: str | None = field(default=None, repr=False)  # wins over host and port; may hold a password
     host: str = "127.0.0.1"
     port: int = 8080
     endpoint: str | None = None  # None: the usual path of the backend
@@ -150,7 +152,21 @@ class BenchServeOptions:
 
     @property
     def _base(self) -> str:
+        """Without the credentials that a URL may hold: it is shown and recorded."""
+        return without_credentials(self._given_base)
+
+    @property
+    def _given_base(self) -> str:
         return self.base_url or f"http://{bracketed(self.host)}:{self.port}"
+
+    @property
+    def authorization_headers(self) -> dict[str, str]:
+        """Of every request: the key, or what the URL's credentials come to, and the headers asked for."""
+        key = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+        in_url = basic_authorization(self._given_base)
+        if in_url is not None:
+            key = {"Authorization": in_url}
+        return {**key, **self.headers}
 
     @property
     def ignores_eos(self) -> bool:
@@ -217,9 +233,22 @@ class BenchServeOptions:
 
     def _check_target(self) -> None:
         _one_of("--backend", self.backend, tuple(ENDPOINTS))
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{self.url!r} is not an http URL", "--base-url")
+        if self.endpoint is not None and not self.endpoint.startswith("/"):
+            raise ConfigError(f"{self.endpoint!r} is not a path: it begins with /", "--endpoint")
+        if self.base_url is None and not 1 <= self.port <= 65535:
+            raise ConfigError(f"must be between 1 and 65535, got {self.port}", "--port")
+        where = "--host" if self.base_url is None else "--base-url"
+        check_server_url(self._given_base, where)
+        check_server_url(self.url, "--endpoint")
+        if self.metrics_url is not None:
+            check_server_url(self.metrics_url, "--metrics-url")
+        has_other = self.api_key is not None or any(name.lower() == "authorization" for name in self.headers)
+        if basic_authorization(self._given_base) is not None and has_other:
+            raise ConfigError(
+                "holds credentials, and there is a key (OPENAI_API_KEY too) or an Authorization header; "
+                "give one of them",
+                where,
+            )
         if not self.request_timeout_s > 0:
             raise ConfigError("must be above 0", "--request-timeout-s")
 
@@ -275,6 +304,12 @@ class BenchServeOptions:
         ):
             if number is not None and not is_right(number):
                 raise ConfigError(f"cannot be {number:g}", flag)
+        most = WORKERS_PER_CORE * (os.cpu_count() or 1)
+        if self.num_workers > most:
+            raise ConfigError(
+                f"at most {most} on this machine, {WORKERS_PER_CORE} for each core; got {self.num_workers}",
+                "--num-workers",
+            )
         if not 0 <= self.random_range_ratio < 1:
             raise ConfigError("must be at least 0 and below 1", "--random-range-ratio")
 
@@ -313,6 +348,12 @@ class BenchServeOptions:
             raise ConfigError("the trace has its own times; add --no-self-timed", "--ramp-up-strategy")
 
     def _check_report(self) -> None:
+        if not self.percentile_metrics:
+            raise ConfigError("names no metric", "--percentile-metrics")
+        if self.label is not None and ("/" in self.label or "\0" in self.label):
+            raise ConfigError("is the beginning of a file's name: without /", "--label")
+        if self.result_filename is not None and (not self.result_filename or "\0" in self.result_filename):
+            raise ConfigError(f"{self.result_filename!r} is no name of a file", "--result-filename")
         for name in self.percentile_metrics:
             _one_of("--percentile-metrics", name, METRIC_NAMES)
         for percentile in self.metric_percentiles:

@@ -27,6 +27,7 @@ from loadtest.request_record import RequestRecord
 from loadtest.server_metrics import ServerSample, not_reported, prefix_hit_share
 from loadtest.summary import Summary, TenantSummary
 from loadtest.validity import ValidityCheck
+from shared.errors import ConfigError
 
 FORMAT_VERSION = 1
 TTFT_RULE = (
@@ -146,6 +147,34 @@ def result_path(options: BenchServeOptions, setting: RunSetting, started_at: dat
     return (options.result_dir or Path()) / name
 
 
+def check_result_places(options: BenchServeOptions) -> None:
+    """Raises ConfigError, before there is a load, if its results could not be written.
+
+    Makes the folder; a file that is there already is left as it is.
+    """
+    if not (options.save_result or options.append_result):
+        return
+    model = options.served_model_name or options.model or "model"
+    for concurrency in options.concurrency_levels:
+        path = result_path(options, RunSetting(model, concurrency, 0, 0, 0), datetime.now())
+        places = [path, requests_path(path)] if options.save_detailed else [path]
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:
+            flag = "--result-filename" if options.result_dir is None else "--result-dir"
+            raise ConfigError(f"cannot make the folder {path.parent}: {_reason(error)}", flag) from error
+        for place in places:
+            try:
+                is_new = not place.exists()
+                place.open("ab").close()
+                if is_new:
+                    place.unlink()
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"cannot write {place}: {_reason(error)}", _flag_of_place(options)
+                ) from error
+
+
 def write_result(result: Mapping[str, Any], path: Path, *, append: bool) -> None:
     """One JSON object; when appended, one per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,13 +184,27 @@ def write_result(result: Mapping[str, Any], path: Path, *, append: bool) -> None
         json.dump(result, file, allow_nan=False)
 
 
+def requests_path(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.requests.jsonl")
+
+
 def write_requests(records: Sequence[RequestRecord], path: Path, *, append: bool) -> Path:
     """Everything that is known of each request, one JSON object per line; beside the result file."""
-    where = path.with_name(f"{path.stem}.requests.jsonl")
+    where = requests_path(path)
     encoder = msgspec.json.Encoder()
     with where.open("ab" if append else "wb") as file:
         file.write(encoder.encode_lines(records))
     return where
+
+
+def _flag_of_place(options: BenchServeOptions) -> str:
+    if options.result_filename is not None:
+        return "--result-filename"
+    return "--save-result" if options.result_dir is None else "--result-dir"
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def percentile_name(share: float) -> str:

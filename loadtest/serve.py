@@ -21,18 +21,19 @@ from loadtest.arrivals import (
     ramp_offsets_within_ns,
 )
 from loadtest.client import OpenAIClient, Target, first_model, request_head
-from loadtest.client_check import check_client, client_bound_reasons
+from loadtest.client_check import check_client, client_bound_reasons, other_broken_reasons
 from loadtest.console_table import failure_lines, serving_table, sweep_table, tenant_table
-from loadtest.datasets.prompt import Item, Prompt
-from loadtest.fleet import Fleet, WorkerDied
+from loadtest.datasets.prompt import Item, Prompt, num_first_words
+from loadtest.fleet import Fleet, WorkerDied, num_shares
 from loadtest.generator import ClosedLoop, LoadRun, OpenLoop, Schedule, generate_load
 from loadtest.machine import checkout_commit, describe_machine
-from loadtest.options import BenchServeOptions
+from loadtest.options import SYNTHETIC_NAMES, BenchServeOptions
 from loadtest.request_record import RequestRecord
 from loadtest.result_file import (
     Observations,
     Provenance,
     RunSetting,
+    check_result_places,
     is_closed_loop,
     result_object,
     result_path,
@@ -53,6 +54,7 @@ from shared.errors import ConfigError
 EXIT_SUCCESS = 0
 EXIT_REQUESTS_FAILED = 1
 EXIT_NO_RESULT = 3
+EXIT_INTERRUPTED = 130  # as shells have it for SIGINT
 
 # Streams of random numbers that belong to one seed and nonce but must not repeat each other.
 STREAM_MEASURED = 0
@@ -61,6 +63,7 @@ STREAM_ARRIVALS = 2
 
 
 READY_CHECK_INTERVAL_S = 0.5
+WORD_LENGTH_TOLERANCE = 1.5  # a template of chat adds a few tokens, and some words are two
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class RunPlan:
     items: Sequence[Item]
     warmup_prompts: Sequence[Prompt]
     schedule: Schedule
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +84,13 @@ class Measured:
 
 def run_bench_serve(options: BenchServeOptions) -> int:
     """Measures, prints, writes what was asked for; 0 if every request succeeded, else 1; 3 if a process of
-    the generator died, so that there is no result.
+    the generator died, so that there is no result; 130 if it was interrupted.
 
     Raises ConfigError for options that cannot work and for a server that names no model.
     """
     options.check()
     request_head(_target(options, ""))  # a header that is none, before anything is sent
+    check_result_places(options)
     nonce = secrets.randbits(32) if options.nonce is None else options.nonce
     provenance = Provenance(describe_machine(), checkout_commit())
     rows: list[tuple[RunSetting, Summary]] = []
@@ -95,9 +100,16 @@ def run_bench_serve(options: BenchServeOptions) -> int:
         model = options.served_model_name or options.model or runner.run(_ask_model(options))
         for run_index, concurrency in enumerate(options.concurrency_levels):
             plan = plan_run(options, model, concurrency, nonce, run_index)
+            if run_index == 0:  # the runs of a sweep read one file
+                for note in plan.notes:
+                    print(f"note: {note}", file=sys.stderr)
             print(_announcement(options, plan), file=sys.stderr, flush=True)
+            begun: list[RequestRecord] = []
             try:
-                measured = runner.run(_measure(options, _target(options, model), plan))
+                measured = runner.run(_measure(options, _target(options, model), plan, begun))
+            except KeyboardInterrupt:
+                print(_told_of_interruption(options, plan, begun, run_index), file=sys.stderr)
+                return EXIT_INTERRUPTED
             except WorkerDied as error:
                 print(f"error: {error}", file=sys.stderr)
                 return EXIT_NO_RESULT
@@ -147,6 +159,7 @@ def plan_run(
         items=items,
         warmup_prompts=random_prompts(options, options.num_warmups, (nonce, run_index, STREAM_WARMUP)),
         schedule=schedule,
+        notes=workload.notes,
     )
 
 
@@ -191,7 +204,22 @@ def _rps_changes(options: BenchServeOptions, offsets_ns: Sequence[int]) -> list[
     return changes
 
 
-async def _measure(options: BenchServeOptions, target: Target, plan: RunPlan) -> Measured:
+def _told_of_interruption(
+    options: BenchServeOptions, plan: RunPlan, begun: Sequence[RequestRecord], run_index: int
+) -> str:
+    """Records of other processes are lost with them."""
+    saved = "nothing of this run was saved" if run_index else "nothing was saved"
+    asked = plan.setting.num_prompts
+    if num_shares(plan.items, plan.schedule, options.num_workers) > 1:
+        return f"interrupted: how many of {asked} requests had ended is lost with the processes; {saved}"
+    ended = sum(record.t_end_ns is not None for record in begun)
+    return f"interrupted: {ended} of {asked} requests had ended; {saved}"
+
+
+async def _measure(
+    options: BenchServeOptions, target: Target, plan: RunPlan, begun: list[RequestRecord]
+) -> Measured:
+    """`begun` gets the records as requests are taken up, in this process."""
     async with contextlib.AsyncExitStack() as held:
         client = await held.enter_async_context(OpenAIClient(target))
         if plan.warmup_prompts:
@@ -200,8 +228,9 @@ async def _measure(options: BenchServeOptions, target: Target, plan: RunPlan) ->
             for line in failure_lines(warmup.records):
                 print(f"warm-up: {line}", file=sys.stderr)
         fleet = None
-        if options.num_workers > 1:
-            fleet = await held.enter_async_context(Fleet(target, options.num_workers))
+        num_workers = num_shares(plan.items, plan.schedule, options.num_workers)
+        if num_workers > 1:
+            fleet = await held.enter_async_context(Fleet(target, num_workers))
         metrics = await held.enter_async_context(ServerMetrics(options.metrics_page, _headers(options)))
         sampling: contextlib.AbstractAsyncContextManager[list[ServerSample]] = contextlib.nullcontext([])
         if options.scrapes_metrics:
@@ -210,7 +239,7 @@ async def _measure(options: BenchServeOptions, target: Target, plan: RunPlan) ->
             if fleet is not None:
                 run = await fleet.generate_load(plan.items, plan.schedule)
             else:
-                run = await generate_load(plan.items, plan.schedule, client.send)
+                run = await generate_load(plan.items, plan.schedule, client.send, records=begun)
         return Measured(run, samples, metrics.problem)
 
 
@@ -245,7 +274,10 @@ def _report(
 ) -> None:
     setting, run = plan.setting, measured.run
     observations = _observations(plan, measured, is_scheduled=options.has_schedule)
-    warnings = _warnings(options, setting, run.records, summary)
+    warnings = [
+        *_warnings(options, setting, run.records, summary),
+        *length_notes(options, plan.items, run.records),
+    ]
     for line in (*failure_lines(run.records), *warnings, *_observed(observations)):
         print(line, file=sys.stderr)
     print(serving_table(options, setting, summary, observations), flush=True)
@@ -254,11 +286,14 @@ def _report(
     if options.save_result or options.append_result:
         path = result_path(options, setting, run.started_at)
         result = result_object(options, setting, run, summary, provenance, observations)
-        write_result(result, path, append=options.append_result)
-        print(f"result written to {path}", file=sys.stderr)
-        if options.save_detailed:
-            where = write_requests(run.records, path, append=options.append_result)
-            print(f"requests written to {where}", file=sys.stderr)
+        try:
+            write_result(result, path, append=options.append_result)
+            print(f"result written to {path}", file=sys.stderr)
+            if options.save_detailed:
+                where = write_requests(run.records, path, append=options.append_result)
+                print(f"requests written to {where}", file=sys.stderr)
+        except OSError as error:  # it could be written before the load: a full disk, say
+            raise ConfigError(f"cannot write {path}: {error.strerror}", "--save-result") from error
 
 
 def _observations(plan: RunPlan, measured: Measured, *, is_scheduled: bool) -> Observations:
@@ -277,9 +312,7 @@ def _observed(observations: Observations) -> list[str]:
         for reason in client_bound_reasons(observations.validity)
     ]
     lines += [
-        f"WARNING: {check.reason}."
-        for check in observations.validity
-        if not check.passed and check.reason not in client_bound_reasons(observations.validity)
+        f"WARNING: broken condition: {reason}." for reason in other_broken_reasons(observations.validity)
     ]
     if observations.server_problem is not None:
         lines.append(f"note: no server metrics: {observations.server_problem}")
@@ -306,11 +339,35 @@ def _warnings(
             f"WARNING: the usage of {summary.num_odd_usages} answers cannot be right: "
             "above max_tokens, or fewer tokens than chunks."
         )
-    if setting.num_distinct_prompts < setting.num_prompts and not options.multi_turn:
+    if setting.num_distinct_prompts < setting.num_prompts:
         warnings.append("WARNING: prompts repeat; a prefix cache makes the repeated ones cheap.")
     if summary.total_cached_tokens and setting.prefix_hit_share == 0:
         warnings.append(f"note: {summary.total_cached_tokens} prompt tokens came from the prefix cache.")
     return warnings
+
+
+def length_notes(
+    options: BenchServeOptions, items: Sequence[Item], records: Sequence[RequestRecord]
+) -> list[str]:
+    """Prompts of words are as long as asked only for a tokenizer that has those words whole."""
+    if options.dataset_name not in SYNTHETIC_NAMES:
+        return []
+    asked = [num_words for item in items if (num_words := num_first_words(item)) is not None]
+    told = [
+        record.num_prompt_tokens
+        for record in records
+        if record.turn == 0 and record.succeeded and record.num_prompt_tokens is not None
+    ]
+    if not asked or not told:
+        return []
+    words, tokens = sum(asked) / len(asked), sum(told) / len(told)
+    if words / WORD_LENGTH_TOLERANCE <= tokens <= words * WORD_LENGTH_TOLERANCE:
+        return []
+    what = "the first turn of a conversation" if records[0].conversation is not None else "a prompt"
+    return [
+        f"note: the server counts {tokens:.0f} tokens for {what} on average, where {words:.0f} were asked: "
+        "text is made of as many words, and its tokenizer does not take each as one token."
+    ]
 
 
 def _target(options: BenchServeOptions, model: str) -> Target:
@@ -331,8 +388,7 @@ def _target(options: BenchServeOptions, model: str) -> Target:
 
 
 def _headers(options: BenchServeOptions) -> dict[str, str]:
-    key = {} if options.api_key is None else {"Authorization": f"Bearer {options.api_key}"}
-    return {**key, **options.headers}
+    return options.authorization_headers
 
 
 def _announcement(options: BenchServeOptions, plan: RunPlan) -> str:

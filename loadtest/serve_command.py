@@ -20,9 +20,11 @@ import typer
 from typer.core import TyperCommand
 
 from loadtest.options import BenchServeOptions
+from loadtest.server_url import without_credentials
 from shared.errors import ConfigError
 
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # as shells have it for SIGINT
 FLAGS_WITH_SECRETS = ("--header", "--api-key")
 FLAGS_WITH_MANY_VALUES = ("--goodput", "--header", "--metadata")
 
@@ -106,7 +108,7 @@ def serve(
         float | None, typer.Option(help="Of prompt tokens in the server's cache; checked. Default: planted.")
     ] = None,
     tenants: Annotated[
-        Path | None, typer.Option(help="TOML: [[tenants]] name, weight, api_key, model.")
+        Path | None, typer.Option(help="TOML with tables `tenants`: name, weight, api_key, model.")
     ] = None,
     self_timed: Annotated[
         bool | None, typer.Option("--self-timed/--no-self-timed", help="Times of the trace.")
@@ -182,6 +184,9 @@ def serve(
         where = f"{error.param}: " if error.param else ""
         typer.echo(f"error: {where}{error.message}", err=True)
         raise typer.Exit(EXIT_USAGE) from error
+    except KeyboardInterrupt as error:  # outside a run, which tells more
+        typer.echo("interrupted: no load was under way", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from error
 
 
 def options_from_flags(flags: Mapping[str, Any]) -> BenchServeOptions:
@@ -212,16 +217,16 @@ def options_from_flags(flags: Mapping[str, Any]) -> BenchServeOptions:
 
 
 def recorded_command_line(argv: Sequence[str]) -> str:
-    """The command with the values of secret flags struck out."""
+    """The command with the values of secret flags struck out, and the passwords of URLs."""
     shown = [Path(argv[0]).name]
     is_secret = False
     for argument in argv[1:]:
         if argument.startswith("--"):
             flag, equals, _ = argument.partition("=")
             is_secret = flag in FLAGS_WITH_SECRETS
-            shown.append(f"{flag}=***" if is_secret and equals else argument)
+            shown.append(f"{flag}=***" if is_secret and equals else without_credentials(argument))
         else:
-            shown.append("***" if is_secret else argument)
+            shown.append("***" if is_secret else without_credentials(argument))
     return shlex.join(shown)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from loadtest.server_url import basic_authorization, without_credentials
 from loadtest.validity import ValidityCheck
 
 if TYPE_CHECKING:
@@ -94,8 +95,13 @@ class ServerMetrics:
     """
 
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
-        self.url = metrics_url(url)
+        self.url = metrics_url(without_credentials(url))
         self._headers = dict(headers or {})
+        if (
+            in_url := basic_authorization(url)
+        ) is not None:  # its own, whatever the server's other pages want
+            self._headers = {k: v for k, v in self._headers.items() if k.lower() != "authorization"}
+            self._headers["Authorization"] = in_url
         self._session: aiohttp.ClientSession | None = None
         self.problem: str | None = None
 

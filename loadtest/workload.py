@@ -20,7 +20,7 @@ import numpy as np
 from loadtest.datasets.custom import custom_items
 from loadtest.datasets.lengths import Lengths, share_of_prefix
 from loadtest.datasets.prefix_repetition import PrefixRepetition, prefix_repetition_prompts
-from loadtest.datasets.prompt import Conversation, Item, Prompt, num_requests
+from loadtest.datasets.prompt import Conversation, Item, Prompt, num_distinct_requests, num_requests
 from loadtest.datasets.random_prompts import (
     RandomShape,
     random_conversations,
@@ -47,6 +47,7 @@ class Workload:
     prefix_hit_share: float | None = (
         None  # of the prompt tokens, that a prefix cache will find; None: unknown
     )
+    notes: Sequence[str] = ()  # what the user should know of the data set
 
     @property
     def num_requests(self) -> int:
@@ -54,7 +55,7 @@ class Workload:
 
     @property
     def num_distinct(self) -> int:
-        return len({_identity(item) for item in self.items})
+        return num_distinct_requests(self.items)
 
 
 def build_workload(options: BenchServeOptions, num_items: int | None, nonce: Sequence[int]) -> Workload:
@@ -199,13 +200,8 @@ def _of_trace(options: BenchServeOptions, num_items: int | None, nonce: Sequence
         max_input_len=options.max_input_len,
         max_output_len=options.max_output_len,
     )
-    trace = read_trace(options.dataset_path, options.dataset_name, form)
+    notes: list[str] = []
+    trace = read_trace(options.dataset_path, options.dataset_name, form, notes)
     replay = replay_trace(trace, settings, num_items, nonce)
     offsets_ns = replay.offsets_ns if options.is_self_timed else None
-    return Workload(list(replay.prompts), offsets_ns, replay.prefix_hit_share)
-
-
-def _identity(item: Item) -> object:
-    if isinstance(item, Conversation):
-        return (item.system, *(turn.content for turn in item.turns))
-    return item.content if isinstance(item.content, str) else tuple(item.content)
+    return Workload(list(replay.prompts), offsets_ns, replay.prefix_hit_share, notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def custom_items(
     items: list[Item] = []
     rng = np.random.default_rng(seed)
     try:
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "--dataset-path") from error
     for number, line in enumerate(lines, start=1):
@@ -54,7 +55,7 @@ def custom_items(
             continue
         try:
             entry = msgspec.json.decode(line, type=CustomLine)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path}, line {number}: {error}", "--dataset-path") from error
         complaint = _complaint(entry, takes_ids)
         output_len = default_output_len if entry.output_tokens is None else entry.output_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -66,6 +67,29 @@ class Conversation(msgspec.Struct, frozen=True, tag=True):
 
 
 Item = Prompt | Conversation
+
+
+def num_first_words(item: Item) -> int | None:
+    """Of the first request; None where it is token ids."""
+    if isinstance(item, Conversation):
+        return len(item.system.split()) + len(item.turns[0].content.split())
+    return len(item.content.split()) if isinstance(item.content, str) else None
+
+
+def num_distinct_requests(items: Sequence[Item]) -> int:
+    """Requests with the same text and the same turns before it are one. Answers, which no one knows
+    beforehand, are left out."""
+    known: dict[tuple[int, object], int] = {}
+    for item in items:
+        if isinstance(item, Prompt):
+            content = item.content if isinstance(item.content, str) else tuple(item.content)
+            known.setdefault((-1, content), len(known))
+            continue
+        before = -1
+        for number, turn in enumerate(item.turns):
+            content = turn.content if number else (item.system, turn.content)
+            before = known.setdefault((before, content), len(known))
+    return len(known)
 
 
 def num_requests(items: list[Item]) -> int:

@@ -87,7 +87,7 @@ def fits(first: Exchange) -> bool:
 def read_sharegpt(path: Path) -> list[list[Exchange]]:
     """Every conversation that begins with a person and an answer, as far as those take turns."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "--dataset-path") from error
     conversations = (_exchanges(entry) for entry in _whole_entries(text, path))
@@ -115,7 +115,9 @@ def _whole_entries(text: str, path: Path) -> Iterator[Any]:
         raise ConfigError(f"{path} is not a JSON list", "--dataset-path")
     decoder = json.JSONDecoder()
     at += 1
+    number = 0
     while True:
+        number += 1
         while at < len(text) and text[at] in _SPACES:
             at += 1
         if at >= len(text) or text[at] == "]":
@@ -124,6 +126,10 @@ def _whole_entries(text: str, path: Path) -> Iterator[Any]:
             entry, at = decoder.raw_decode(text, at)
         except json.JSONDecodeError:
             return  # cut off here
+        except RecursionError as error:
+            raise ConfigError(f"{path}, entry {number}: nested too deep", "--dataset-path") from error
+        except ValueError as error:  # an integer with more digits than Python reads
+            raise ConfigError(f"{path}, entry {number}: {error}", "--dataset-path") from error
         yield entry
 
 

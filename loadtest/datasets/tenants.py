@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,16 +35,20 @@ class _TenantsFile(msgspec.Struct, forbid_unknown_fields=True):
 def read_tenants(path: Path) -> list[TenantShare]:
     """Raises ConfigError for a file that is none, and for weights that cannot be shares."""
     try:
-        tenants = msgspec.toml.decode(path.read_bytes(), type=_TenantsFile).tenants
+        tenants = msgspec.toml.decode(
+            path.read_bytes().removeprefix(codecs.BOM_UTF8), type=_TenantsFile
+        ).tenants
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", FLAG) from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:  # ValueError: not TOML
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: not TOML
         raise ConfigError(f"{path}: {error}", FLAG) from error
     names = [tenant.name for tenant in tenants]
     if not tenants or len(set(names)) < len(names):
         raise ConfigError(f"{path}: names at least one tenant, and none twice", FLAG)
     if any(not tenant.weight > 0 for tenant in tenants):
         raise ConfigError(f"{path}: every weight must be above 0", FLAG)
+    if math.isinf(sum(tenant.weight for tenant in tenants)):
+        raise ConfigError(f"{path}: the weights have no sum", FLAG)
     return tenants
 
 

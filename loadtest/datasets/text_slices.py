@@ -25,7 +25,7 @@ def text_slice_prompts(
     """Each begins at a word of its own, as far as the file has words; one that reaches its end goes on
     at its beginning. Raises ConfigError for a file without text."""
     try:
-        words = path.read_text(encoding="utf-8", errors="replace").split()
+        words = path.read_text(encoding="utf-8-sig", errors="replace").split()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "--dataset-path") from error
     if not words:

@@ -87,13 +87,19 @@ class LiveProber:
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), timeout=timeout, trust_env=False
         ) as session:
+            num_refused = 0
 
             async def ask(prompt: Prompt, record: RequestRecord) -> None:
+                nonlocal num_refused
                 record.t_sent_ns = time.monotonic_ns()
-                # Whatever it answers, if anything: only when it was asked counts.
-                with contextlib.suppress(aiohttp.ClientError, OSError):
+                # Whatever it answers, and however late: only when it was asked counts.
+                try:
                     async with session.get(url) as response:
                         await response.read()
+                except TimeoutError:
+                    pass
+                except (aiohttp.ClientError, OSError):
+                    num_refused += 1
                 record.t_end_ns = time.monotonic_ns()
 
             run = await generate_load([Prompt("", 1)] * len(offsets_ns), OpenLoop(offsets_ns), ask)
@@ -103,7 +109,8 @@ class LiveProber:
             at_ns - run.t_start_ns <= (duration_s + 0.1) * NANOSECONDS_PER_SECOND for at_ns in sent_ns
         )
         lag_ns = float(np.percentile(lags_ns, 99)) if lags_ns else 0.0
-        return ClientCheck(rate, in_time / duration_s, lag_ns / NANOSECONDS_PER_SECOND)
+        refused_share = num_refused / max(len(run.records), 1)
+        return ClientCheck(rate, in_time / duration_s, lag_ns / NANOSECONDS_PER_SECOND, refused_share)
 
     async def open_loop(self, plan: OpenLoopPlan) -> Probe:
         offsets_ns = arrival_offsets_within_ns(

@@ -47,6 +47,7 @@ class ClientCheck:
     rate: float
     delivered_rate: float
     dispatch_lag_p99_s: float
+    refused_share: float = 0.0  # of its requests, those that no server took
 
 
 class Prober(Protocol):

@@ -18,6 +18,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from loadtest.knee.estimate import Estimate, EstimateInputs, Guess, estimate_capacity, first_guess
+from loadtest.knee.failures import (
+    NEARLY_ALL,
+    commonest_errors,
+    failed_share,
+    failures_text,
+    is_gone,
+    nothing_worked,
+)
 from loadtest.knee.growth import WORTHWHILE_RISE, Growth
 from loadtest.knee.guards import (
     NEAR_ESTIMATE,
@@ -56,6 +64,7 @@ SATURATION_S = 40.0
 NUM_UNLOADED = 8
 UNLOADED_SHARE = 0.05  # of the budget, at most
 INFEASIBLE_CHANCE = 0.01
+MAX_UNLOADED_FAILURES = 0.25  # of single requests: two of eight are no accident
 MIN_PROBES = 2
 SHAPE_FRACTIONS = (0.3, 0.5, 0.65, 0.8, 0.9, 1.0)
 
@@ -125,9 +134,14 @@ class SearchOutcome:
     saturation: Saturation | None = None
     infeasible: set[str] = field(default_factory=set)  # names of tiers that not even an idle server keeps
     stopped: str | None = None  # why there is nothing to judge
+    interrupted_in: str | None = None  # the phase in which someone ended the search
     is_client_bound: bool = False
     was_steady: bool = True
     seconds_spent: float = 0.0
+
+
+class _ServerGone(Exception):  # noqa: N818 - never leaves this module
+    """Nothing more can be measured; `stopped` says why."""
 
 
 class KneeSearch:
@@ -152,7 +166,14 @@ class KneeSearch:
         self.outcome = SearchOutcome(settings, cells)
 
     async def run(self) -> SearchOutcome:
-        await self._find_out()
+        with contextlib.suppress(_ServerGone):  # the outcome says so
+            await self._find_out()
+        self.outcome.seconds_spent = self._prober.now_s()
+        return self.outcome
+
+    def interrupted(self) -> SearchOutcome:
+        """What is known, of a search whose `run` was cancelled."""
+        self.outcome.interrupted_in = self._phase or "the beginning"
         self.outcome.seconds_spent = self._prober.now_s()
         return self.outcome
 
@@ -160,7 +181,8 @@ class KneeSearch:
         outcome = self.outcome
         if not await self._warm_up():
             return
-        await self._unloaded()
+        if not await self._unloaded():
+            return
         if self._settings.tiers and len(outcome.infeasible) == len(self._settings.tiers):
             return
         if not await self._saturate() or not await self._check_client():
@@ -187,16 +209,16 @@ class KneeSearch:
         self.outcome.was_steady = self._growth.is_steady
         ended = [row for row in probe.requests if row.end_s is not None and not row.cut_off]
         if not ended or all(row.failed for row in ended):
-            errors = sorted({row.error for row in ended if row.error})
             self.outcome.stopped = (
-                f"every request failed: {'; '.join(errors)[:300]}"
+                f"every request failed: {commonest_errors(ended)}"
                 if ended
                 else f"no request ended within {limit_s:.3g} s"
             )
             return False
         return True
 
-    async def _unloaded(self) -> None:
+    async def _unloaded(self) -> bool:
+        """Whether single requests succeed. Failures are no broken promise: they say nothing of latency."""
         with self._in_phase("unloaded"):
             probe = await self._closed(
                 ClosedLoopPlan(
@@ -207,14 +229,19 @@ class KneeSearch:
                     max_requests=NUM_UNLOADED,
                 )
             )
+        if failed_share(probe.requests) >= MAX_UNLOADED_FAILURES:
+            self.outcome.stopped = failures_text(probe.requests, "single requests")
+            return False
+        answered = requests_of([row for row in probe.requests if not row.failed])
         for tier in self._settings.tiers:
-            good = good_share(requests_of(probe.requests), tier)
+            good = good_share(answered, tier)
             known = good[~np.isnan(good)]
             if (
                 len(known)
                 and chance_of_so_few(int(known.sum()), len(known), tier.attainment) < INFEASIBLE_CHANCE
             ):
                 self.outcome.infeasible.add(tier.name)
+        return True
 
     async def _saturate(self) -> bool:
         with self._in_phase("saturation"):
@@ -223,6 +250,9 @@ class KneeSearch:
                 ClosedLoopPlan(self._growth.concurrency, duration_s, drain_limit_s=0.0, kind="saturation")
             )
         rate, log_sd = completion_slope(probe)
+        if rate <= 0 and failed_share(probe.requests) > 0:
+            self.outcome.stopped = failures_text(probe.requests, "requests of the saturation probe")
+            return False
         if rate <= 0:
             self.outcome.stopped = (
                 f"fewer than three requests ended within the {duration_s:.3g} s of the saturation probe; "
@@ -248,6 +278,9 @@ class KneeSearch:
                     key=lambda one: one.dispatch_lag_p99_s,
                 )
         self.outcome.client = client
+        if client.refused_share >= NEARLY_ALL:
+            self.outcome.stopped = "the server went away: it took no connection of the generator's own check"
+            return False
         self.outcome.is_client_bound = client.dispatch_lag_p99_s > limit_s
         return not self.outcome.is_client_bound
 
@@ -465,9 +498,13 @@ class KneeSearch:
             warm_cut_s=min(WARM_CUT_S, WARM_CUT_SHARE * duration_s),
             drain_limit_s=self._drain_limit_s(),
             kind=kind,
-            early_end=lambda rows, at_s: is_hopeless(rows, at_s, tiers),
+            early_end=lambda rows, at_s: is_gone(rows, at_s) or is_hopeless(rows, at_s, tiers),
         )
-        return self._keep(await self._prober.open_loop(plan))
+        probe = self._keep(await self._prober.open_loop(plan))
+        if is_gone(probe.requests, probe.end_s) or nothing_worked(probe.requests):
+            self.outcome.stopped = f"the server went away: {failures_text(probe.requests)}"
+            raise _ServerGone
+        return probe
 
     def _keep(self, probe: Probe) -> Probe:
         self.outcome.probes.append(probe)

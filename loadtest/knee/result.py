@@ -78,6 +78,7 @@ class TierResult(msgspec.Struct, kw_only=True):
     knee_fraction: float | None = None  # slo_capacity.rate / saturation_rate
     twin_correlation: float | None = None  # of measured and modelled blocks, for the twin that was best
     curve: list[CurvePoint] = []
+    open_side: Literal["above", "below"] | None = None  # nothing bounds the capacity there: no point is known
 
 
 class ShapeKnee(msgspec.Struct, kw_only=True):

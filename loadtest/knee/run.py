@@ -10,6 +10,7 @@ import sys
 from datetime import datetime
 from typing import Any
 
+import aiohttp
 import msgspec
 import uvloop
 
@@ -33,16 +34,17 @@ EXIT_CODES: dict[Status, int] = {
     "client_bound": 4,
     "invalid": 5,
 }
+EXIT_NOT_WRITTEN = 1
+EXIT_INTERRUPTED = 130  # as shells tell a SIGINT
 
 
 def run_knee(options: KneeOptions) -> int:
-    """The exit code. Raises ConfigError for a server that names no model, and for a file that cannot be
-    written."""
+    """The exit code. Raises ConfigError for a server that names no model or is not there."""
     nonce = secrets.randbits(32) if options.load.nonce is None else options.load.nonce
     declared = declared_hit_share(options.load)
     started_at = datetime.now().astimezone()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        model = options.load.model or runner.run(_ask_model(options.load))
+        model = runner.run(_model_of(options.load))
         settings = SearchSettings(
             tiers=options.tiers,
             cvs=options.cvs,
@@ -56,17 +58,35 @@ def run_knee(options: KneeOptions) -> int:
         live = LiveTarget(options.load, _target(options.load, model), nonce)
         outcome, not_reported = runner.run(_search(live, settings, shows_progress=options.shows_progress))
     result = result_of(outcome, options, model, nonce, started_at, not_reported)
+    print(text_of(result), flush=True)  # first: it must not be lost with a disk that is full
+    is_written = write_files(result, options)
+    if outcome.interrupted_in is not None:
+        return EXIT_INTERRUPTED
+    if not is_written:
+        return EXIT_NOT_WRITTEN
+    return EXIT_CODES[result.status]
+
+
+def write_files(result: KneeResult, options: KneeOptions) -> bool:
+    """Whether all that was asked for could be written; says on stderr what was, and what could not be."""
+    is_written = True
     if options.json_file is not None:
-        write_result(result, options.json_file)
-    print(text_of(result), flush=True)
-    if options.json_file is not None:
-        print(f"result written to {options.json_file}", file=sys.stderr)
+        try:
+            write_result(result, options.json_file)
+            print(f"result written to {options.json_file}", file=sys.stderr)
+        except ConfigError as error:
+            is_written = False
+            print(f"error: --json: {error.message}", file=sys.stderr)
     if options.report_file is not None:
         from loadtest.report.html import write_html  # local: matplotlib, which only a report needs
 
-        write_html(result, options.report_file, flag="--report")
-        print(f"report written to {options.report_file}", file=sys.stderr)
-    return EXIT_CODES[result.status]
+        try:
+            write_html(result, options.report_file, flag="--report")
+            print(f"report written to {options.report_file}", file=sys.stderr)
+        except (ConfigError, OSError) as error:
+            is_written = False
+            print(f"error: --report: {error}", file=sys.stderr)
+    return is_written
 
 
 def result_of(
@@ -146,14 +166,26 @@ async def _search(
 ) -> tuple[SearchOutcome, list[str]]:
     async with LiveProber(live) as prober:
         with progress_bar(settings, prober) if shows_progress else contextlib.nullcontext() as on_progress:
-            outcome = await KneeSearch(prober, settings, on_progress).run()
+            search = KneeSearch(prober, settings, on_progress)
+            try:
+                outcome = await search.run()
+            except asyncio.CancelledError:  # Ctrl-C: what is known is worth more than nothing
+                outcome = search.interrupted()
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()  # requests of the probe that was under way
         return outcome, prober.not_reported
 
 
-async def _ask_model(load: BenchServeOptions) -> str:
+async def _model_of(load: BenchServeOptions) -> str:
+    """The one that was named, if there is a server at all, which need not list its models."""
     try:
-        return await first_model(load.models_url, _request_headers(load))
+        first = await first_model(load.models_url, load.authorization_headers)
+        return load.model or first
     except LookupError as error:
+        if isinstance(error.__cause__, OSError | aiohttp.ClientError):
+            raise ConfigError(str(error), "--url") from error
+        if load.model is not None:
+            return load.model
         raise ConfigError(f"{error}; name the model, or check --url", "--model") from error
 
 
@@ -162,15 +194,10 @@ def _target(load: BenchServeOptions, model: str) -> Target:
         url=load.url,
         backend=load.backend,
         model=model,
-        headers=_request_headers(load),
+        headers=load.authorization_headers,
         sampling=load.sampling,
         ignore_eos=load.ignores_eos,
         timeout_s=load.request_timeout_s,
         trace_share=load.trace_sample_share,
         keeps_text=False,
     )
-
-
-def _request_headers(load: BenchServeOptions) -> dict[str, str]:
-    key = {} if load.api_key is None else {"Authorization": f"Bearer {load.api_key}"}
-    return {**key, **load.headers}

@@ -49,6 +49,9 @@ class Faults:
     hit_share: float = 0.0  # that the server's cache counters claim
     lost_records: float = 0.0  # share of requests that the generator forgets to record
     failing: float = 0.0  # share of requests that the server refuses at once
+    error: str = "http_status"  # what it says then
+    fails_after_s: float = 0.0  # of the search: before that, it refuses nothing
+    failing_kinds: tuple[str, ...] = ()  # of probes in which it refuses; empty: in all
     throttled: float = 0.0  # share that the server counts as refused by a limit
     tells_lengths: bool = True
 
@@ -78,7 +81,7 @@ class SimulatedProber:
 
     async def open_loop(self, plan: OpenLoopPlan) -> Probe:
         due = arrival_times_s(plan.rate, plan.cv, plan.duration_s, self._rng)
-        run = _Run(self, plan.drain_limit_s)
+        run = _Run(self, plan.drain_limit_s, plan.kind)
         prompts, outputs = self.lengths.draw(len(due), self._rng)
         for at, sent, prompt, output in zip(due, self._dispatch(due), prompts, outputs, strict=True):
             run.arrive(float(at), float(sent), int(prompt), int(output))
@@ -100,7 +103,7 @@ class SimulatedProber:
         )
 
     async def closed_loop(self, plan: ClosedLoopPlan) -> Probe:
-        run = _Run(self, plan.drain_limit_s)
+        run = _Run(self, plan.drain_limit_s, plan.kind)
         concurrency, num_sent, is_over = 0, 0, False
 
         def send(at_s: float) -> None:
@@ -180,8 +183,11 @@ class SimulatedProber:
 class _Run:
     """One probe's events. Requests are numbered by the order in which they were given."""
 
-    def __init__(self, prober: SimulatedProber, drain_limit_s: float) -> None:
+    def __init__(self, prober: SimulatedProber, drain_limit_s: float, kind: str) -> None:
         self._faults = prober.faults
+        self._begin_s = prober.now_s()
+        kinds = self._faults.failing_kinds
+        self._failing = self._faults.failing if not kinds or kind in kinds else 0.0
         self._rng = prober._rng
         self._model: BatchingModel[int] = BatchingModel(prober.parameters)
         self._drain_limit_s = drain_limit_s
@@ -249,12 +255,17 @@ class _Run:
             row = self.rows[key]
             assert row.num_prompt_tokens is not None
             assert row.num_output_tokens is not None
-            if self._faults.failing and self._rng.random() < self._faults.failing:
-                row.failed, row.end_s, row.error = True, self.at_s, "http_status"
+            if self._is_refused():
+                row.failed, row.end_s, row.error = True, self.at_s, self._faults.error
                 self.on_end(self.at_s + PAUSE_AFTER_FAILURE_S)
                 continue
             self._model.submit(key, row.num_prompt_tokens, row.num_output_tokens)
             self._num_in_flight += 1
+
+    def _is_refused(self) -> bool:
+        if not self._failing or self._begin_s + self.at_s < self._faults.fails_after_s:
+            return False
+        return bool(self._rng.random() < self._failing)
 
     def _cut_off(self) -> None:
         for row in self.rows:

@@ -72,11 +72,16 @@ def _verdict(tier: TierResult) -> str:
     if capacity is None:
         return f"{tier.status.upper()}: no figure."
     low, high = capacity.ci90
+    words = {"resolved": "", "unresolved": "UNRESOLVED, so far ", "invalid": "INVALID, do not use: "}
+    word = words.get(tier.status, "")
+    if tier.open_side == "above" and tier.status != "resolved":
+        return f"{word}more than {tier.feasible_max or low:.3g} requests/s"
+    if tier.open_side == "below" and tier.status != "resolved":
+        return f"{word}less than {tier.infeasible_min or high:.3g} requests/s"
     figure = f"{capacity.rate:.3g} requests/s (90 % interval {low:.3g} to {high:.3g})"
     if tier.knee_fraction is not None:
         figure += f", {100 * tier.knee_fraction:.0f} % of saturation"
-    words = {"resolved": "", "unresolved": "UNRESOLVED, so far ", "invalid": "INVALID, do not use: "}
-    return f"{words.get(tier.status, '')}{figure}"
+    return f"{word}{figure}"
 
 
 def _shape_line(result: KneeResult) -> str:

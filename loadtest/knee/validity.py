@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from loadtest.knee.failures import NEARLY_ALL, commonest_errors
 from loadtest.knee.observations import requests_of
-from loadtest.knee.probe import Probe, ServerSample
+from loadtest.knee.probe import Probe, ProbedRequest, ServerSample
 from loadtest.knee.prober import ClientCheck
 from loadtest.knee.slo import SloTier
 from loadtest.validity import ValidityCheck
@@ -23,6 +24,7 @@ MAX_LITTLE_ERROR = 0.05
 MAX_CV_ERROR = 0.10
 NUM_STANDARD_ERRORS = 3.5  # of counts and spreads that are random by design
 OPEN_KINDS = ("open_loop", "validation")
+COUNTED_KINDS = ("unloaded", *OPEN_KINDS)
 
 
 def check_validity(
@@ -39,7 +41,8 @@ def check_validity(
         _delivered_rate(open_loop),
         _dispatch_lag(open_loop, tiers),
         _arrival_cv(open_loop),
-        _errors(open_loop),
+        _errors([row for probe in probes if probe.kind in COUNTED_KINDS for row in probe.requests]),
+        _saturation_errors([row for probe in probes if probe.kind == "saturation" for row in probe.requests]),
         _cut_off(open_loop),
         _little(loaded),
         _cache_hits(loaded, declared_hit_share),
@@ -52,6 +55,14 @@ def check_validity(
 def _client(client: ClientCheck | None, tiers: Sequence[SloTier]) -> ValidityCheck | None:
     if client is None:
         return None
+    if client.refused_share >= NEARLY_ALL:
+        return ValidityCheck(
+            check="client_check",
+            passed=False,
+            value=None,
+            limit=None,
+            reason="no server took the requests of the generator's own check",
+        )
     return _row(
         "client_check",
         client.dispatch_lag_p99_s,
@@ -68,7 +79,7 @@ def _delivered_rate(probes: Sequence[Probe]) -> ValidityCheck | None:
         if probe.rate is None:
             continue
         due = [row for row in probe.requests if row.due_s < probe.end_s]
-        sent = sum(row.sent_s is not None and row.sent_s <= probe.end_s + 1.0 for row in due)
+        sent = sum(_was_sent(row, probe.end_s + 1.0) for row in due)
         expected = probe.rate * probe.end_s
         spread = NUM_STANDARD_ERRORS * max(1.0, probe.cv or 0.0) / math.sqrt(max(expected, 1.0))
         drawn = max(0.0, abs(len(due) / max(expected, 1e-9) - 1) - spread)
@@ -78,6 +89,12 @@ def _delivered_rate(probes: Sequence[Probe]) -> ValidityCheck | None:
         if probes
         else None
     )
+
+
+def _was_sent(row: ProbedRequest, until_s: float) -> bool:
+    """An attempt that the server refused is the server's doing: it was made."""
+    at_s = row.end_s if row.sent_s is None and row.failed else row.sent_s
+    return at_s is not None and at_s <= until_s
 
 
 def _dispatch_lag(probes: Sequence[Probe], tiers: Sequence[SloTier]) -> ValidityCheck | None:
@@ -124,19 +141,24 @@ def _relative_gaps(probe: Probe) -> np.ndarray:
     return np.diff(due) * (probe.rate or 0.0)
 
 
-def _errors(probes: Sequence[Probe]) -> ValidityCheck | None:
-    num_failed = sum(row.failed for probe in probes for row in probe.requests)
-    num_requests = sum(len(probe.requests) for probe in probes)
-    if not num_requests:
+def _errors(rows: Sequence[ProbedRequest]) -> ValidityCheck | None:
+    if not rows:
         return None
-    kinds: dict[str, int] = {}
-    for probe in probes:
-        for row in probe.requests:
-            if row.failed:
-                kind = row.error.splitlines()[0][:80] if row.error else "no reason"
-                kinds[kind] = kinds.get(kind, 0) + 1
-    most = max(kinds, key=lambda kind: kinds[kind], default="")
-    return _row("error_share", num_failed / num_requests, MAX_ERROR_SHARE, f"requests failed: {most}")
+    share = sum(row.failed for row in rows) / len(rows)
+    return _row("error_share", share, MAX_ERROR_SHARE, f"requests failed: {commonest_errors(rows)}")
+
+
+def _saturation_errors(rows: Sequence[ProbedRequest]) -> ValidityCheck | None:
+    """A full server may say 503, that it is; anything else means that the rate is not that of a full one."""
+    wrong = [row for row in rows if row.failed and not row.error.startswith("HTTP 503")]
+    if not rows:
+        return None
+    return _row(
+        "saturation_errors",
+        len(wrong) / len(rows),
+        MAX_ERROR_SHARE,
+        f"requests of the saturation probe failed: {commonest_errors(wrong)}",
+    )
 
 
 def _cut_off(probes: Sequence[Probe]) -> ValidityCheck | None:

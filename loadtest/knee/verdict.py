@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -51,8 +52,12 @@ def judge(outcome: SearchOutcome) -> Verdict:
     broken = [check for check in validity if not check.passed]
     reasons = [outcome.stopped] if outcome.stopped else []
     reasons += [
-        f"{check.check}: {check.reason} ({check.value:.3g}, limit {check.limit:.3g})" for check in broken
+        f"{check.check}: {check.reason}"
+        + (f" ({check.value:.3g}, limit {check.limit:.3g})" if check.value is not None else "")
+        for check in broken
     ]
+    if outcome.interrupted_in is not None:
+        reasons.insert(0, f"interrupted in the phase {outcome.interrupted_in!r}")
     is_invalid = bool(broken) or outcome.stopped is not None
     tiers = [_tier_result(outcome, cell, is_invalid) for cell in outcome.cells]
     shape = None if settings.tiers else _shape(outcome)
@@ -60,6 +65,8 @@ def judge(outcome: SearchOutcome) -> Verdict:
         reasons.append("the curve of p95 TTFT does not bend between 0.3 and 1.0 of saturation")
     if outcome.is_client_bound:
         status: Status = "client_bound"
+    elif outcome.interrupted_in is not None:
+        status = "unresolved"
     elif is_invalid:
         status = "invalid"
     elif tiers:
@@ -114,6 +121,7 @@ def _tier_result(outcome: SearchOutcome, cell: Cell, is_invalid: bool) -> TierRe
         if capacity is None or outcome.saturation is None
         else capacity.rate / outcome.saturation.rate,
         twin_correlation=None if estimate is None else estimate.correlation,
+        open_side=None if estimate is None else _open_side(outcome, estimate, tier),
         curve=[] if estimate is None or capacity is None else _curve(estimate, tier),
     )
 
@@ -125,19 +133,22 @@ def _status(outcome: SearchOutcome, cell: Cell, reasons: list[str], is_invalid: 
     if cell.tier.name in outcome.infeasible:
         reasons.append("single requests on an idle server already break the limits")
         return "infeasible"
+    if outcome.interrupted_in is not None:
+        reasons.append("interrupted")
+        return "unresolved"
     if is_invalid:
         return "invalid"
     if cell.estimate is None:
         reasons.append("the budget ended before the first open-loop probe")
         return "unresolved"
     tolerance = outcome.settings.tolerance
+    if outcome.saturation is not None and cell.estimate.low > outcome.saturation.ci90[1]:
+        reasons.append("the estimate lies above the rate at which the server was full, which it cannot")
+        return "unresolved"
     if cell.estimate.is_one_sided(cell.tier.attainment):
         reasons.append(
             "all probes were on one side: none came near to breaking the promise, or all did break it"
         )
-        return "unresolved"
-    if outcome.saturation is not None and cell.estimate.low > outcome.saturation.ci90[1]:
-        reasons.append("the estimate lies above the rate at which the server was full, which it cannot")
         return "unresolved"
     if cell.half_width > tolerance:
         reasons.append(
@@ -146,6 +157,15 @@ def _status(outcome: SearchOutcome, cell: Cell, reasons: list[str], is_invalid: 
         )
         return "unresolved"
     return "resolved"
+
+
+def _open_side(outcome: SearchOutcome, estimate: Estimate, tier: SloTier) -> Literal["above", "below"] | None:
+    """Where no probe bounds the estimate, or saturation contradicts it."""
+    if outcome.saturation is not None and estimate.rate > outcome.saturation.ci90[1]:
+        return "above"
+    if not estimate.is_one_sided(tier.attainment):
+        return None
+    return "above" if bool((estimate.blocks.good > tier.attainment).all()) else "below"
 
 
 def _validated(cell: Cell) -> tuple[bool, str | None]:

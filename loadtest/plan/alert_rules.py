@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadtest.plan.thresholds import SHARE_OF_CAPACITY, Thresholds
+from shared.errors import ConfigError
 from shared.metrics import INTER_TOKEN_BUCKETS_S, REQUEST_BUCKETS_S, TTFT_BUCKETS_S
 
 GROUP = "headrace-capacity"
@@ -32,8 +33,14 @@ class Timing:
 
 
 def timing_of(window_s: float, pending_s: float) -> Timing:
-    """Whole seconds, as Prometheus writes them; where nobody is served, no longer than usual."""
-    window, pending, usual = max(1, round(window_s)), max(1, round(pending_s)), Timing()
+    """Whole seconds, as Prometheus writes them; where nobody is served, no longer than usual.
+
+    Raises ConfigError for less than a second.
+    """
+    for seconds, flag in ((window_s, "--alert-window"), (pending_s, "--alert-for")):
+        if seconds < 1:
+            raise ConfigError(f"must be at least 1s, got {1000 * seconds:g}ms", flag)
+    window, pending, usual = round(window_s), round(pending_s), Timing()
     return Timing(window, pending, min(usual.stuck_pending_s, pending), min(usual.stuck_window_s, window))
 
 

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from loadtest.plan.alert_rules import in_flight_expression
 from loadtest.plan.plan import CapacityPlan
 from loadtest.plan.thresholds import Thresholds
+from shared.errors import ConfigError
 
 POLL_S = 15
 CALM_S = 300  # before replicas are taken away
+MAX_NAME_LENGTH = 253
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 EXTERNAL_METRIC = "headrace_requests_in_flight_of_engines"
+
+
+def check_deployment(name: str) -> None:
+    """Raises ConfigError for what Kubernetes takes for no name: those of deployments are DNS subdomains."""
+    if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} is no name of Kubernetes: small letters, digits, '-' and '.', with a letter or "
+            f"a digit at both ends of each part, {MAX_NAME_LENGTH} at most",
+            "--deployment",
+        )
 
 
 def keda_document(

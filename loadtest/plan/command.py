@@ -101,12 +101,14 @@ def plan(
     import msgspec
 
     from loadtest.plan.alert_rules import timing_of
+    from loadtest.plan.autoscaler import check_deployment
     from loadtest.plan.plan import Target, make_plan
     from loadtest.plan.plan_files import capacity_document, write_plan_files
     from loadtest.plan.plan_table import plan_text
     from loadtest.plan.sources import read_measurement, read_other_cvs
     from loadtest.plan.time_span import parse_time_span
 
+    check_deployment(deployment)
     warnings: list[str] = []
     measured = read_measurement(file, tier, cv, force=force, warnings=warnings)
     two = gateway = None
@@ -154,6 +156,7 @@ def plan(
         timing=timing,
         deployment=deployment,
         prometheus_url=prometheus_url,
+        kept=[path for path in (file, two_replicas, gateway_knee) if path is not None],
     )
     for line in (*remarks, *(f"written: {path}" for path in paths)):
         typer.echo(line, err=True)

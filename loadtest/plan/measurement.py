@@ -42,6 +42,15 @@ class RateFigure:
             return self.values[-1] * rate / self.rates[-1]
         return float(np.interp(rate, self.rates, self.values))
 
+    def rate_reaching(self, limit: float) -> float:
+        """The lowest rate above which the figure exceeds the limit for the first time; infinite if none."""
+        rate = value = 0.0
+        for next_rate, next_value in zip(self.rates, self.values, strict=True):
+            if next_value > limit:
+                return rate + (next_rate - rate) * (limit - value) / (next_value - value)
+            rate, value = next_rate, next_value
+        return rate * (limit / value) if value > 0 else math.inf
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -88,9 +97,12 @@ def choose_tier(result: KneeResult, name: str | None, cv: float | None) -> TierR
 
 def why_unusable(result: KneeResult, tier: TierResult) -> str | None:
     """Why nothing should be planned from it; None: nothing speaks against it."""
-    for status in (result.status, tier.status):
+    # Of the whole only what spoils every tier: that one promise cannot be kept says nothing of another.
+    for status in (result.status, tier.status) if result.status != "infeasible" else (tier.status,):
         if status in UNUSABLE:
-            reasons = "; ".join(dict.fromkeys([*result.reasons, *tier.reasons]))
+            of_others = {reason for one in result.tiers if one is not tier for reason in one.reasons}
+            of_whole = [reason for reason in result.reasons if reason not in of_others]
+            reasons = "; ".join(dict.fromkeys([*of_whole, *tier.reasons]))
             return f"{UNUSABLE[status]}{f': {reasons}' if reasons else ''}"
     capacity = tier.slo_capacity
     if capacity is None:
@@ -101,10 +113,16 @@ def why_unusable(result: KneeResult, tier: TierResult) -> str | None:
     return None
 
 
+def has_capacity(tier: TierResult) -> bool:
+    """Whether there is a number to plan with at all, be it a good one or not."""
+    capacity = tier.slo_capacity
+    return capacity is not None and 0 < capacity.rate < math.inf and 0 < capacity.ci90[0] < math.inf
+
+
 def measure(result: KneeResult, tier: TierResult) -> Measurement:
     """Raises ConfigError if there is no capacity at all, which not even --force can help."""
     capacity = tier.slo_capacity
-    if capacity is None or not capacity.ci90[0] > 0:
+    if capacity is None or not has_capacity(tier):
         raise ConfigError(f"tier {tier.name!r} has no capacity to plan with, whatever the reason")
     probes = [
         probe
@@ -119,8 +137,9 @@ def measure(result: KneeResult, tier: TierResult) -> Measurement:
         result=result,
         tier=tier,
         capacity=Interval(low, capacity.rate, high),
-        prompt_tokens=_mean([one.num_prompt_tokens for one in answered]),
-        output_tokens=_mean([one.num_output_tokens for one in answered]),
+        # A mean of nothing at all is a server that does not count.
+        prompt_tokens=_mean([one.num_prompt_tokens for one in answered]) or None,
+        output_tokens=_mean([one.num_output_tokens for one in answered]) or None,
         prefix_hit_share=_hit_share(probes),
         running=_figure(probes, lambda probe: _mean([one.running for one in _measured_samples(probe)])),
         waiting=_figure(probes, lambda probe: _mean([one.waiting for one in _measured_samples(probe)])),

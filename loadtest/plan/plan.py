@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from loadtest.plan.measurement import Measurement
-from loadtest.plan.sizing import Headroom, Pooling, check_headroom, default_spare, replicas_for, survives_loss
+from loadtest.compare import ratio_interval
+from loadtest.plan.measurement import Interval, Measurement
+from loadtest.plan.sizing import (
+    MAX_REPLICAS,
+    Headroom,
+    Pooling,
+    check_headroom,
+    default_spare,
+    replicas_for,
+    survives_loss,
+)
 from shared.errors import ConfigError
 
+KV_MEMORY = "KV memory"
 KV_LIMIT = 0.9  # of the cache: above, sequences are put back for lack of blocks
 LONGER_OUTPUT = 1.25
+MAX_TARGET_RATE = 1e6  # requests/s: beyond, it is a slip of the keyboard
+MAX_POOLING = 1.1  # more than a shared queue can gain: rather two files that do not belong together
 SECONDS_PER_HOUR = 3600
 
 Basis = Literal["measured", "computed", "not known"]
@@ -49,10 +61,10 @@ class Sizing:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """The plan, were one thing different. The replicas include spares."""
+    """The plan, were one thing different: sized by all that the plan is. The replicas include spares."""
 
     name: str
-    capacity: float | None  # requests/s of one replica
+    capacity: float | None  # requests/s of one replica, by what then binds
     num_replicas: int | None
     basis: Basis
     remark: str
@@ -79,7 +91,7 @@ class CapacityPlan:
     measurement: Measurement
     headroom: Headroom
     pooling: Pooling
-    is_pooling_measured: bool
+    pooling_estimate: Interval | None  # of `pooling.of_two`, with its 90 % interval; None: not measured
     sizings: Sequence[Sizing]
     binding: str  # resource of the sizing that asks for most
     num_needed: int
@@ -100,9 +112,12 @@ class CapacityPlan:
 
     @property
     def utilisation(self) -> float:
-        """Of the lower end of the capacity, when all replicas run."""
-        capacity = self.pooling.capacity(self.measurement.capacity.low, self.num_replicas)
-        return self.target.rate / capacity
+        """Of the lower end of the capacity, when all replicas run, by what binds then."""
+        return max(
+            one.demand / _pooling_of(one, self.pooling).capacity(one.per_replica, self.num_replicas)
+            for one in self.sizings
+            if one.demand is not None and one.per_replica is not None
+        )
 
 
 def make_plan(
@@ -115,44 +130,82 @@ def make_plan(
     warnings: Sequence[str] = (),
 ) -> CapacityPlan:
     """`other_cvs`: the promise under other arrival laws. Raises ConfigError if nothing carries the load."""
-    if not target.rate > 0:
-        raise ConfigError(f"must be above 0, got {target.rate:g}", "--target-rps")
+    if not 0 < target.rate <= MAX_TARGET_RATE:
+        raise ConfigError(
+            f"must be above 0 and at most {MAX_TARGET_RATE:,.0f}, got {target.rate:g}", "--target-rps"
+        )
     headroom = Headroom(target.headroom, target.growth_per_s, target.replica_start_s, target.rate)
     check_headroom(headroom)
-    pooling = Pooling()
-    if two_replicas is not None:
-        pooling = Pooling(two_replicas.capacity.value / (2 * measurement.capacity.value))
-    sizings = [
-        _by_rate(target, measurement, headroom, pooling),
-        *_by_tokens(target, measurement, headroom, pooling),
-        _by_kv_memory(target, measurement, headroom),
-    ]
+    warnings = list(warnings)
+    estimate = None if two_replicas is None else _pooling_estimate(measurement, two_replicas)
+    pooling = Pooling() if estimate is None else _fair_pooling(estimate)
+    if estimate is not None and estimate.value > MAX_POOLING:
+        warnings.append(
+            f"two replicas did {estimate.value:.0%} of twice what one did, which a shared queue does not "
+            "explain: is the first file of one replica and the second of two? "
+            f"Planned with {pooling.of_two:.0%}"
+        )
+    sizings = _sizings(target, measurement, headroom, pooling)
     for sizing in sizings:
         if sizing.is_impossible:
             raise ConfigError(f"no number of replicas carries this load: {sizing.remark}", "--target-rps")
-    known = [sizing for sizing in sizings if sizing.num_replicas is not None]
-    binding = max(
-        known, key=lambda sizing: sizing.num_replicas or 0
-    )  # of equals the first: the rate is measured
+    binding = _binding(sizings)
     num_needed = binding.num_replicas or 1
     num_spare = default_spare(num_needed) if target.spare is None else target.spare
-    low = measurement.capacity.low
     return CapacityPlan(
         target=target,
         measurement=measurement,
         headroom=headroom,
         pooling=pooling,
-        is_pooling_measured=two_replicas is not None,
+        pooling_estimate=estimate,
         sizings=sizings,
         binding=binding.resource,
         num_needed=num_needed,
         num_spare=num_spare,
-        survives_loss=survives_loss(target.rate, low, num_needed + num_spare, pooling),
+        survives_loss=all(
+            survives_loss(one.demand, one.per_replica, num_needed + num_spare, _pooling_of(one, pooling))
+            for one in sizings
+            if one.demand is not None and one.per_replica is not None
+        ),
         sensitivities=_sensitivities(target, measurement, headroom, pooling, other_cvs),
         gateway=None if gateway is None else _gateway_plan(target, gateway, headroom),
         cost=_cost(target, measurement, num_needed + num_spare),
-        warnings=list(warnings),
+        warnings=warnings,
     )
+
+
+def _pooling_estimate(one: Measurement, two: Measurement) -> Interval:
+    ends = [(of.capacity.low, of.capacity.high) for of in (one, two)]
+    low, high = ratio_interval(one.capacity.value, ends[0], two.capacity.value, ends[1])
+    return Interval(low / 2, two.capacity.value / (2 * one.capacity.value), high / 2)
+
+
+def _fair_pooling(estimate: Interval) -> Pooling:
+    """Only what the measurement shows: an interval that holds 100 % shows neither hindrance nor gain.
+
+    Stretched to many replicas, what is only the scatter of two measurements would become a multiple.
+    """
+    if estimate.high < 1:
+        return Pooling(estimate.value)
+    return Pooling(min(MAX_POOLING, max(1.0, estimate.low)))
+
+
+def _sizings(target: Target, measured: Measurement, headroom: Headroom, pooling: Pooling) -> list[Sizing]:
+    return [
+        _by_rate(target, measured, headroom, pooling),
+        *_by_tokens(target, measured, headroom, pooling),
+        _by_kv_memory(target, measured, headroom),
+    ]
+
+
+def _pooling_of(sizing: Sizing, pooling: Pooling) -> Pooling:
+    """Replicas do not share memory."""
+    return Pooling() if sizing.resource == KV_MEMORY else pooling
+
+
+def _binding(sizings: Sequence[Sizing]) -> Sizing:
+    """Of equals the first: the rate is measured."""
+    return max(sizings, key=lambda sizing: sizing.num_replicas or 0)
 
 
 def _by_rate(target: Target, measured: Measurement, headroom: Headroom, pooling: Pooling) -> Sizing:
@@ -193,32 +246,31 @@ def _by_tokens(target: Target, measured: Measurement, headroom: Headroom, poolin
 
 
 def _by_kv_memory(target: Target, measured: Measurement, headroom: Headroom) -> Sizing:
-    """The fewest replicas whose caches stay below `KV_LIMIT` at their share of the load, in peaks as well.
-
-    Headroom lies in the load here: each share may grow by it.
-    """
+    """As a rate: that at which one cache is full to `KV_LIMIT` in peaks. Replicas do not share memory."""
     longer = _longer(target, measured)
     if measured.kv_usage is not None:
-        figure, limit, unit, basis = measured.kv_usage, KV_LIMIT, "of the cache", "as the server reported it"
+        figure, limit, unit, source = measured.kv_usage, KV_LIMIT, "of the cache", "as the server reported it"
     elif target.kv_tokens is not None and measured.held_tokens is not None:
         figure, limit, unit = measured.held_tokens, KV_LIMIT * target.kv_tokens, "tokens"
-        basis = "tokens held, as the client counted them"
+        source = "tokens held, as the client counted them"
     else:
         return Sizing(
-            "KV memory", "of the cache", None, None, None, "not known",
+            KV_MEMORY, "requests/s", None, None, None, "not known",
             "the server did not report its KV use; --kv-tokens says how many tokens its cache holds",
         )  # fmt: skip
-
-    def demand(num_replicas: int) -> float:
-        return figure.at(target.rate / (1 - headroom.used) / num_replicas) * longer
-
-    # Ends: below the lowest probe, memory in use falls in proportion to the rate.
-    number = next(number for number in itertools.count(1) if demand(number) <= limit)
     at_capacity = figure.at(measured.capacity.low) * longer
-    remark = f"{at_capacity:.3g} {unit} at the capacity of one, {basis}; at most {limit:.3g}"
-    return Sizing(
-        "KV memory", unit, demand(number), limit, number, "measured" if longer == 1 else "computed", remark
+    full_at = figure.rate_reaching(limit / longer)
+    number = replicas_for(target.rate, full_at, headroom.used)
+    remark = (
+        f"the rate at which {limit:.4g} {unit} are in use, {source}; {at_capacity:.3g} at "
+        f"{measured.capacity.low:.4g} requests/s"
+        if number is not None
+        else f"at this load the caches fill in {MAX_REPLICAS:,} replicas as well"
     )
+    return Sizing(
+        KV_MEMORY, "requests/s", target.rate, full_at if full_at < math.inf else None, number,
+        "measured" if longer == 1 else "computed", remark, is_impossible=number is None,
+    )  # fmt: skip
 
 
 def _longer(target: Target, measured: Measurement) -> float:
@@ -243,7 +295,9 @@ def _sizing(
     remark: str,
 ) -> Sizing:
     number = replicas_for(demand, per_replica, headroom.used, pooling)
-    if number is None:
+    if number is None and pooling.of_two >= 1:
+        remark = f"{MAX_REPLICAS:,} of them stay below {demand:.4g} {unit}"
+    elif number is None:
         remark = (
             f"replicas stand in each other's way (two do {pooling.of_two:.0%} of twice what one does): with "
             f"{headroom.used:.0%} of headroom all of them together stay below {demand:.4g} {unit}"
@@ -258,20 +312,35 @@ def _sensitivities(
     pooling: Pooling,
     other_cvs: Sequence[Measurement],
 ) -> list[Sensitivity]:
-    low = measured.capacity.low
+    """Capacities are changed as a whole: an interval of one value is what then is known for sure."""
+    capacity = measured.capacity
 
-    def row(name: str, capacity: float, basis: Basis, remark: str) -> Sensitivity:
-        number = replicas_for(target.rate, capacity, headroom.used, pooling)
-        if number is not None:
-            number += default_spare(number) if target.spare is None else target.spare
-        return Sensitivity(name, capacity, number, basis, remark)
+    def row(
+        name: str, basis: Basis, remark: str, one: Measurement = measured, wanted: Target = target
+    ) -> Sensitivity:
+        sizings = _sizings(wanted, one, headroom, pooling)
+        impossible = next((sizing for sizing in sizings if sizing.is_impossible), None)
+        if impossible is not None:
+            return Sensitivity(name, None, None, basis, f"no number of replicas does: {impossible.remark}")
+        binding = _binding(sizings)
+        if binding.resource != "rate":
+            remark += f"; {binding.resource} binds"
+        of_one = binding.per_replica
+        if of_one is not None and binding.demand:
+            of_one *= wanted.rate / binding.demand
+        number = binding.num_replicas or 1
+        number += default_spare(number) if target.spare is None else target.spare
+        return Sensitivity(name, of_one, number, basis, remark)
+
+    def at(rate: float) -> Measurement:
+        return replace(measured, capacity=Interval(rate, rate, rate))
 
     own_cv = measured.tier.arrival_cv
     by_cv = {one.tier.arrival_cv: one for one in (measured, *other_cvs)}
     rows = [
         row(
-            f"arrivals with CV {cv:g}", one.capacity.low, "measured",
-            "this plan" if cv == own_cv else "lower end of its own interval",
+            f"arrivals with CV {cv:g}", "measured",
+            "this plan" if cv == own_cv else "lower end of its own interval", one,
         )
         for cv, one in sorted(by_cv.items())
     ]  # fmt: skip
@@ -296,18 +365,20 @@ def _sensitivities(
             "worst case"
         )
         rows.append(
-            row("prefix hits 0 %", low * (1 - hits), "computed", remark)
+            row("prefix hits 0 %", "computed", remark, at(capacity.low * (1 - hits)))
             if hits < 1
             else Sensitivity("prefix hits 0 %", None, None, "not known", "all prompt tokens were hits")
         )
+    output = measured.output_tokens if target.output_tokens is None else target.output_tokens
+    assumption = "assumes that a request's work is its output alone, which is the worst case"
+    longer = f"output +{LONGER_OUTPUT - 1:.0%}"
+    if measured.output_tokens is None or output is None:
+        rows.append(row(longer, "computed", assumption, at(capacity.low / LONGER_OUTPUT)))
+    else:
+        wanted = replace(target, output_tokens=output * LONGER_OUTPUT)
+        rows.append(row(longer, "computed", assumption, wanted=wanted))
     rows.append(
-        row(
-            f"output +{LONGER_OUTPUT - 1:.0%}", low / LONGER_OUTPUT, "computed",
-            "assumes that a request's work is its output alone, which is the worst case",
-        )
-    )  # fmt: skip
-    rows.append(
-        row("upper end of the interval", measured.capacity.high, "measured", "what a plan by luck would say")
+        row("upper end of the interval", "measured", "what a plan by luck would say", at(capacity.high))
     )
     return rows
 
@@ -317,7 +388,11 @@ def _gateway_plan(target: Target, gateway: Measurement, headroom: Headroom) -> G
     from loadtest.report.rate_curves import rate_points
 
     number = replicas_for(target.rate, gateway.capacity.low, headroom.used)
-    assert number is not None, "without contention some number always does"
+    if number is None:
+        raise ConfigError(
+            f"more than {MAX_REPLICAS:,} gateways of {gateway.capacity.low:.4g} requests/s would be needed",
+            "--gateway-knee",
+        )
     number += default_spare(number) if target.spare is None else target.spare
     points = [point for point in rate_points(gateway.result.probes) if point.cv == gateway.tier.arrival_cv]
     p50 = p99 = None

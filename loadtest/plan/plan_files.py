@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.plan.alert_rules import Timing, alert_rules, rules_document
-from loadtest.plan.autoscaler import adapter_document, hpa_document, keda_document
+from loadtest.plan.autoscaler import adapter_document, check_deployment, hpa_document, keda_document
 from loadtest.plan.plan import CapacityPlan
 from loadtest.plan.thresholds import thresholds_of
 from shared.errors import ConfigError
@@ -38,7 +38,11 @@ def capacity_document(plan: CapacityPlan) -> dict[str, Any]:
             "used": plan.headroom.used,
         },
         "capacity": measured.capacity,
-        "pooling_efficiency": {"of_two": plan.pooling.of_two, "measured": plan.is_pooling_measured},
+        "pooling_efficiency": {
+            "of_two": plan.pooling.of_two,
+            "measured": plan.pooling_estimate is not None,
+            "estimate": plan.pooling_estimate,
+        },
         "sizings": list(plan.sizings),
         "sensitivity": list(plan.sensitivities),
         "gateway": plan.gateway,
@@ -68,10 +72,15 @@ def write_plan_files(
     timing: Timing | None = None,
     deployment: str = "headrace-engine",
     prometheus_url: str = "http://prometheus:9090",
+    kept: Sequence[Path] = (),
 ) -> tuple[list[Path], list[str]]:
-    """What was written, and remarks on what could not be. Raises ConfigError that names --output-dir."""
+    """What was written, and remarks on what could not be. Raises ConfigError with the flag.
+
+    `kept`: measurements, which are not to be written over.
+    """
     import msgspec  # local: see command.py
 
+    check_deployment(deployment)
     limits = thresholds_of(plan.measurement)
     rules, remarks = alert_rules(limits, model, timing)
     capacity = msgspec.json.format(msgspec.json.encode(capacity_document(plan)))
@@ -90,6 +99,9 @@ def write_plan_files(
         files["keda-scaledobject.yml"] = yaml_text([keda], origin)
         files["hpa.yml"] = yaml_text([hpa], f"{origin} Needs the rule in prometheus-adapter-values.yml.")
         files["prometheus-adapter-values.yml"] = yaml_text([adapter_document(model)], origin)
+    for name in files:
+        if (folder / name).resolve() in {path.resolve() for path in kept}:
+            raise ConfigError(f"{folder / name} is a measurement and would be written over", "--output-dir")
     paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,4 +117,6 @@ def yaml_text(documents: Sequence[Any], remark: str) -> str:
     import yaml  # local: see command.py
 
     text: str = yaml.safe_dump_all(documents, sort_keys=False, width=1000, allow_unicode=True)
-    return f"# {remark}\n{text}"
+    # A line feed in what a file said would end the comment.
+    shown = "".join(letter if letter.isprintable() else " " for letter in remark)
+    return f"# {shown}\n{text}"

@@ -107,9 +107,20 @@ def _headroom_line(plan: CapacityPlan) -> str:
 
 
 def _pooling_line(plan: CapacityPlan) -> str:
-    if not plan.is_pooling_measured:
+    estimate, used = plan.pooling_estimate, plan.pooling.of_two
+    if estimate is None:
         return "pooling: taken as 100 %, as no two replicas were measured (--two-replicas)"
-    return f"pooling: two replicas do {plan.pooling.of_two:.1%} of twice what one does"
+    taken = (
+        ", which holds 100 %: taken as 100 %"
+        if used == 1
+        else ""
+        if used == estimate.value
+        else f"; planned with {used:.1%}"
+    )
+    return (
+        f"pooling: two replicas do {estimate.value:.1%} of twice what one does, 90 % interval "
+        f"{estimate.low:.1%} to {estimate.high:.1%}{taken}"
+    )
 
 
 def _loss_line(plan: CapacityPlan) -> str:

@@ -36,7 +36,7 @@ def check_headroom(headroom: Headroom) -> None:
     """Raises ConfigError for headroom that leaves nothing to use."""
     if not 0 <= headroom.asked < 1:
         raise ConfigError(f"must be at least 0 and below 1, got {headroom.asked:g}", "--headroom")
-    if headroom.needed >= 1:
+    if not headroom.needed < 1:
         raise ConfigError(
             f"the load grows by {headroom.growth_per_s * headroom.replica_start_s:.4g} requests/s while "
             "one replica "
@@ -72,13 +72,16 @@ class Pooling:
 def replicas_for(
     load: float, capacity_of_one: float, headroom: float = 0.0, pooling: Pooling | None = None
 ) -> int | None:
-    """The fewest that carry the load with that headroom, at least one. None: no number of them does."""
+    """The fewest that carry the load with that headroom, at least one. None: not even `MAX_REPLICAS` do."""
     pooling = pooling or Pooling()
     usable = capacity_of_one * (1 - headroom)
     if usable <= 0:
         return None
     # The efficiency falls as replicas are added, so that one division gives only a first guess.
-    number = max(1, math.ceil(load / (usable * max(1.0, pooling.of_two)) - ROUNDING))
+    least = load / (usable * max(1.0, pooling.of_two)) - ROUNDING
+    if not least <= MAX_REPLICAS:
+        return None
+    number = max(1, math.ceil(least))
     if pooling.of_two < 1 and load >= usable / (1 / pooling.of_two - 1):
         return None  # the limit of R / (1 + s (R - 1)) is 1 / s
     while pooling.capacity(usable, number) < load * (1 - ROUNDING):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from loadtest.knee.result import read_result
-from loadtest.plan.measurement import Measurement, choose_tier, measure, why_unusable
+from loadtest.plan.measurement import Measurement, choose_tier, has_capacity, measure, why_unusable
+from loadtest.report.figures import check_figures
 from loadtest.report.words import beyond_probes
 from shared.errors import ConfigError
 
@@ -24,13 +25,16 @@ def read_measurement(
     `like`: another one that it will be set against, which makes sense for one promise only.
     """
     result = read_result(path)
+    check_figures(result, path)
     chosen = choose_tier(result, tier, cv)
     reason = why_unusable(result, chosen)
     if reason is None and like is not None and chosen.slo != like.tier.slo:
         reason = f"its promise {chosen.name!r} is another one than that of the first file"
     if reason is not None:
-        if not force:
-            raise ConfigError(f"{path} is nothing to plan from: {reason} (--force does it all the same)")
+        can_be_forced = has_capacity(chosen)
+        if not force or not can_be_forced:
+            hint = " (--force does it all the same)" if can_be_forced else ""
+            raise ConfigError(f"{path} is nothing to plan from: {reason}{hint}")
         warnings.append(f"{path.name} is nothing to plan from: {reason}")
     elif chosen.status == "unresolved":
         warnings.append(

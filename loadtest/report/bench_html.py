@@ -32,6 +32,7 @@ from loadtest.report.page import (
 from loadtest.report.rate_curves import LATENCIES, LINES, MARKERS, failure_strip
 from loadtest.report.theme import Theme
 from loadtest.report.timeline import timeline_chart
+from loadtest.report.words import share_text
 from loadtest.report.worst_requests import check_trace_url, failure_table, worst_requests, worst_table
 
 GAP_S = 5.0  # between runs on the axis of time, which were made at some time or other
@@ -105,12 +106,13 @@ def _sections(runs: Sequence[BenchRun], trace_url: str | None) -> Iterator[str]:
 
 def run_sentence(run: BenchRun) -> str:
     delivered = run.headrace.get("delivered_request_rate")
-    sent = f", {delivered:.4g}/s of them sent" if isinstance(delivered, int | float) else ""
+    of_them = "" if run.is_replay else " of them"
+    sent = f", {delivered:.4g}/s{of_them} sent" if isinstance(delivered, int | float) else ""
     goodput = run.values.get("request_goodput")
     within = f"; {goodput:.4g}/s kept the limits that were given" if isinstance(goodput, int | float) else ""
     return (
         f"{run.label}{sent}: {run.values['completed']:,} requests answered, {run.num_failed:,} failed "
-        f"({100 * run.failed_share:.2g} %); {run.values['request_throughput']:.4g} requests/s{within}."
+        f"({share_text(run.failed_share)}); {run.values['request_throughput']:.4g} requests/s{within}."
     )
 
 
@@ -125,7 +127,7 @@ def _run_table(runs: Sequence[BenchRun]) -> str:
             [
                 number(run.label),
                 number(f"{run.values['completed']:,}"),
-                number(f"{100 * run.failed_share:.2g} %", broken=run.num_failed > 0),
+                number(share_text(run.failed_share), broken=run.num_failed > 0),
                 number(f"{run.values['request_throughput']:.4g}"),
                 number(_amount(run.values.get("output_throughput"))),
                 *(number(latencies(run, name)) for name in LATENCIES),
@@ -146,17 +148,16 @@ def _estimates(run: BenchRun, name: str) -> list[Estimate]:
 
 
 def _load(run: BenchRun) -> float:
+    if run.is_replay:
+        return float(run.headrace.get("delivered_request_rate") or run.values["request_throughput"])
     return run.rate if math.isfinite(run.rate) else float(run.concurrency or run.values.get("num_prompts", 1))
 
 
 def _load_axis(runs: Sequence[BenchRun]) -> str:
-    if all(math.isfinite(run.rate) for run in runs):
+    have_rates = [math.isfinite(run.rate) or run.is_replay for run in runs]
+    if all(have_rates):
         return "offered rate (requests/s)"
-    return (
-        "requests at once"
-        if not any(math.isfinite(run.rate) for run in runs)
-        else "requests/s, or requests at once"
-    )
+    return "requests at once" if not any(have_rates) else "requests/s, or requests at once"
 
 
 def _load_chart(name: str, runs: Sequence[BenchRun]) -> Chart | None:

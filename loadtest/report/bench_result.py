@@ -14,6 +14,8 @@ from shared.errors import ConfigError
 
 NANOSECONDS = 1e9
 VLLM_KEYS = ("request_rate", "completed", "request_throughput")
+COUNT_KEYS = ("completed", "failed", "num_prompts")
+NUMBER_KEYS = (*COUNT_KEYS, "request_throughput", "output_throughput", "burstiness")
 PERCENTS = (50.0, 95.0, 99.0)
 STATISTIC_KEYS = {50.0: "median_{name}_ms", 95.0: "p95_{name}_ms", 99.0: "p99_{name}_ms"}
 
@@ -34,8 +36,15 @@ class BenchRun:
 
     @property
     def rate(self) -> float:
-        """Asked for, in requests per second; infinite: all at once, or as fast as the limit lets them."""
+        """Asked for, in requests per second; infinite: all at once, as fast as the limit lets them, or when
+        a trace says."""
         return float(self.values["request_rate"])
+
+    @property
+    def is_replay(self) -> bool:
+        """Of a trace, with its own times."""
+        workload = self.headrace.get("workload")
+        return isinstance(workload, Mapping) and workload.get("self_timed") is True
 
     @property
     def concurrency(self) -> int | None:
@@ -44,6 +53,13 @@ class BenchRun:
 
     @property
     def label(self) -> str:
+        if self.is_replay:
+            workload = self.headrace["workload"]
+            scale = workload.get("trace_time_scale")
+            scaled = (
+                "" if scale == 1 or not isinstance(scale, int | float) else f", its times scaled by {scale:g}"
+            )
+            return f"replay of {workload.get('dataset_path') or workload.get('dataset_name')}{scaled}"
         if math.isfinite(self.rate):
             capped = f", at most {self.concurrency} at once" if self.concurrency is not None else ""
             return f"{self.rate:.4g}/s{capped}"
@@ -94,13 +110,27 @@ def _run(path: Path, values: Any) -> BenchRun:
             f"{path} is neither the result of `headrace knee` nor of `bench serve`: it has no {missing[0]!r}"
         )
     try:
-        float(values["request_rate"])
+        if not float(values["request_rate"]) > 0:
+            raise ValueError(f"request_rate is {values['request_rate']!r}, not above 0")
+        for key in NUMBER_KEYS:
+            _check_number(values, key)
         extras = values.get("headrace")
         own = extras.get("requests") if isinstance(extras, dict) else None
         requests = _own_requests(own, values) if own else _vllm_requests(values)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is not a whole result of `bench serve`: {error!r}") from error
     return BenchRun(path, values, _probe(values, requests), bool(own))
+
+
+def _check_number(values: Mapping[str, Any], key: str) -> None:
+    """Raises TypeError or ValueError; what is missing or null is neither."""
+    value = values.get(key)
+    if value is None and key not in VLLM_KEYS:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{key} is {value!r}, not a number")
+    if value < 0 or (key in COUNT_KEYS and not isinstance(value, int)):
+        raise ValueError(f"{key} is {value!r}")
 
 
 def _own_requests(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> list[ProbedRequest]:

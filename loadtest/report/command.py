@@ -41,8 +41,11 @@ def report(
     from loadtest.report.result_files import read_results
     from loadtest.report.words import headline, verdict
     from loadtest.report.worst_requests import check_trace_url
+    from shared.errors import ConfigError
 
     check_trace_url(trace_url)
+    if html is not None and html.resolve() in {file.resolve() for file in files}:
+        raise ConfigError(f"{html} is the measurement itself: the page needs a file of its own", "--html")
     found = read_results(files)
     if isinstance(found, list):
         _print_runs(found)

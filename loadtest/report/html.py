@@ -29,7 +29,7 @@ from loadtest.report.page import (
 from loadtest.report.phase_costs import phase_chart
 from loadtest.report.rate_curves import rate_charts, rate_points, slo_tier
 from loadtest.report.timeline import timeline_chart
-from loadtest.report.words import STATUS_WORDS, headline, verdict
+from loadtest.report.words import STATUS_WORDS, headline, is_broken, share_text, verdict
 from loadtest.report.worst_requests import check_trace_url, failure_table, worst_requests, worst_table
 from loadtest.validity import ValidityCheck
 
@@ -55,8 +55,7 @@ def knee_charts(result: KneeResult) -> list[Chart]:
 
 
 def knee_page(result: KneeResult, trace_url: str | None = None) -> str:
-    broken = result.status in ("invalid", "client_bound", "infeasible")
-    return whole_page(headline(result), _sections(result, trace_url, broken=broken))
+    return whole_page(headline(result), _sections(result, trace_url, broken=is_broken(result)))
 
 
 def _sections(result: KneeResult, trace_url: str | None, *, broken: bool) -> Iterator[str]:
@@ -128,7 +127,7 @@ def _probe_table(result: KneeResult) -> str | None:
             number(f"{point.cv:g}"),
             text(point.kind.replace("_", " ") + (", ended early" if point.ended_early else "")),
             number(f"{len(point.requests):,}"),
-            number(f"{100 * point.failed_share:.2g} %", broken=point.failed_share > 0),
+            number(share_text(point.failed_share), broken=point.failed_share > 0),
             number(latencies(point.requests.ttft_s, point.block)),
             number(latencies(point.requests.tpot_s, point.block)),
             *(number(_share(good_share(point.requests, tier))) for tier in tiers),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from loadtest.knee.result import KIND, KneeResult, read_result
 from loadtest.report.bench_result import BenchRun, read_bench_file
+from loadtest.report.figures import check_figures
 from shared.errors import ConfigError
 
 
@@ -21,7 +22,9 @@ def read_results(paths: Sequence[Path]) -> KneeResult | list[BenchRun]:
         raise ConfigError(
             f"{path} is a result of `headrace knee`: these are shown one at a time, or by `headrace compare`"
         )
-    return read_result(paths[0])
+    result = read_result(paths[0])
+    check_figures(result, paths[0])
+    return result
 
 
 def is_search(path: Path) -> bool:

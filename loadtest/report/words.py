@@ -22,8 +22,23 @@ STATUS_WORDS = {
 }
 
 
+def is_broken(result: KneeResult) -> bool:
+    """Whether nothing in it may be used; of several promises, one that cannot be kept leaves the others."""
+    if result.status == "infeasible":
+        return all(tier.status == "infeasible" for tier in result.tiers)
+    return result.status in ("invalid", "client_bound")
+
+
 def headline(result: KneeResult) -> str:
-    return f"The latency knee of {result.model}: {STATUS_WORDS[result.status]}"
+    """Of each tier, where they differ and nothing spoils them all."""
+    outcome = STATUS_WORDS[result.status]
+    if result.status not in ("invalid", "client_bound") and len({tier.status for tier in result.tiers}) > 1:
+        has_laws = len({tier.arrival_cv for tier in result.tiers}) > 1
+        outcome = "; ".join(
+            f"{tier.name}{f' at CV {tier.arrival_cv:g}' if has_laws else ''} {STATUS_WORDS[tier.status]}"
+            for tier in result.tiers
+        )
+    return f"The latency knee of {result.model}: {outcome}"
 
 
 def verdict(result: KneeResult) -> list[str]:
@@ -58,6 +73,11 @@ def verdict(result: KneeResult) -> list[str]:
     told = {reason for tier in result.tiers for reason in tier.reasons}
     lines += [_sentence(reason) for reason in result.reasons if reason not in told]
     return lines or ["Nothing was found."]
+
+
+def share_text(share: float) -> str:
+    percent = 100 * share
+    return f"{percent:.2g} %" if percent < 10 else f"{percent:.3g} %"
 
 
 def slo_words(slo: SloRow) -> str:

@@ -10,7 +10,7 @@ in the order of time.
 | otel | OTLP as JSON, or JSON lines of the collector's file exporter | spans with gen_ai.usage.* |
 
 Requests without a prompt or an answer (refused and failed ones) put no such load on a server and are
-left out.
+left out, and counted.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from shared.errors import ConfigError
 
 FLAG = "--dataset-path"
 DEFAULT_TIMESTAMP_UNIT_S = 0.001  # of timed_trace: milliseconds
+MAX_TOKENS = 100_000_000  # of a prompt or an answer; above, a file has something else in that place
+MAX_TIME = 1e20  # in whatever unit; nanoseconds since 1970 are 2e18
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,13 @@ class TraceForm:
     hash_ids_label: str = "hash_ids"
 
 
-def read_trace(path: Path, name: str, form: TraceForm | None = None) -> list[TraceRequest]:
-    """Raises ConfigError that names the line or record that cannot be understood."""
+def read_trace(
+    path: Path, name: str, form: TraceForm | None = None, notes: list[str] | None = None
+) -> list[TraceRequest]:
+    """Raises ConfigError that names the line or record that cannot be understood.
+
+    `notes` gets a sentence about requests that were left out, if there are any.
+    """
     form = form or TraceForm()
     readers: Mapping[str, Callable[[str, TraceForm], Iterator[TraceRequest | None]]] = {
         "timed_trace": _timed_trace,
@@ -64,6 +71,11 @@ def read_trace(path: Path, name: str, form: TraceForm | None = None) -> list[Tra
     usable = [one for one in found if one.num_input_tokens >= 1 and one.num_output_tokens >= 1]
     if not usable:
         raise ConfigError(f"{path} holds no requests with prompt and answer, as {name} has them", FLAG)
+    if notes is not None and len(usable) < len(found):
+        notes.append(
+            f"{path}: {len(found) - len(usable)} of {len(found)} requests are left out: "
+            "no token in the prompt or in the answer"
+        )
     return sorted(usable, key=lambda request: request.at_s)
 
 
@@ -129,24 +141,34 @@ def _usage(text: str, form: TraceForm) -> Iterator[TraceRequest | None]:
 def _otel(text: str, form: TraceForm) -> Iterator[TraceRequest]:
     """Of each request the outermost span that tells token counts: gateways and engines both do."""
     spans: dict[str, Mapping[str, Any]] = {}
+    places: dict[str, str] = {}
     documents = [("document", _json(text, "document"))] if _is_one_document(text) else _json_lines(text)
-    for _, document in documents:
+    number = 0
+    for line, document in documents:
         for resource in _listed(document, "resourceSpans", "resource_spans"):
             for scope in _listed(resource, "scopeSpans", "scope_spans"):
                 for span in _listed(scope, "spans"):
-                    spans[str(span.get("spanId", span.get("span_id")))] = span
-    told = {span_id: counts for span_id, span in spans.items() if (counts := _token_counts(span))}
+                    number += 1
+                    where = f"{line}, span {number}"
+                    span_id = str(_object(span, where).get("spanId", span.get("span_id", f"span {number}")))
+                    spans[span_id], places[span_id] = span, where
+    told = {
+        span_id: counts
+        for span_id, span in spans.items()
+        if (counts := _token_counts(span, places[span_id])) is not None
+    }
     for span_id, (num_input_tokens, num_output_tokens) in told.items():
         span = spans[span_id]
         if _has_ancestor_in(span, spans, told):
             continue
-        begin = span.get("startTimeUnixNano", span.get("start_time_unix_nano", 0))
-        attributes = _attributes(span)
+        where = places[span_id]
+        begin_name = "startTimeUnixNano" if "startTimeUnixNano" in span else "start_time_unix_nano"
+        attributes = _attributes(span, where)
         yield TraceRequest(
-            at_s=int(begin) / 1e9,
+            at_s=_number(span, begin_name, where, 0) / 1e9,
             num_input_tokens=num_input_tokens,
             num_output_tokens=num_output_tokens,
-            num_shared_tokens=int(attributes.get("headrace.cached_tokens") or 0),
+            num_shared_tokens=_whole(attributes, "headrace.cached_tokens", where, 0),
             tenant=str(attributes.get("headrace.tenant", "")),
         )
 
@@ -164,22 +186,25 @@ def _has_ancestor_in(
     return False
 
 
-def _token_counts(span: Mapping[str, Any]) -> tuple[int, int] | None:
-    attributes = _attributes(span)
+def _token_counts(span: Mapping[str, Any], where: str) -> tuple[int, int] | None:
+    attributes = _attributes(span, where)
     counts = []
     for new, old in (("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens")):
-        value = attributes.get(f"gen_ai.usage.{new}", attributes.get(f"gen_ai.usage.{old}"))
-        if value is None:
+        name = next(
+            (name for kind in (new, old) if attributes.get(name := f"gen_ai.usage.{kind}") is not None), None
+        )
+        if name is None:
             return None
-        counts.append(int(value))
+        counts.append(_whole(attributes, name, where))
     return counts[0], counts[1]
 
 
-def _attributes(span: Mapping[str, Any]) -> dict[str, Any]:
+def _attributes(span: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Of OTLP's JSON form, where each value stands under the name of its type."""
     found = {}
-    for attribute in _listed(span, "attributes"):
-        value = attribute.get("value", {})
+    for number, attribute in enumerate(_listed(span, "attributes"), start=1):
+        value = _object(attribute, f"{where}, attribute {number}").get("value") or {}
+        _object(value, f"{where}, attribute {number}: its value")
         found[str(attribute.get("key"))] = next(iter(value.values()), None) if value else None
     return found
 
@@ -194,7 +219,7 @@ def _listed(parent: Any, *names: str) -> list[Any]:
 def _is_one_document(text: str) -> bool:
     try:
         json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # which of them, the reading line by line will tell
         return False
     return True
 
@@ -214,15 +239,23 @@ def _json_list(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _csv_rows(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     reader = csv.DictReader(text.splitlines())
-    for row in reader:
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise _Unreadable(f"line {reader.reader.line_num}: {error}") from error
+        if row is None:
+            return
         yield f"line {reader.line_num}", {str(name).strip(): value for name, value in row.items()}
 
 
 def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # also of an integer with more digits than Python reads
         raise _Unreadable(f"{where}: not JSON: {error}") from error
+    except RecursionError as error:
+        raise _Unreadable(f"{where}: nested too deep") from error
 
 
 def _object(entry: Any, where: str) -> dict[str, Any]:
@@ -237,15 +270,23 @@ def _number(row: Mapping[str, Any], name: str, where: str, default: float | None
         return default
     try:
         number = float(value)  # type: ignore[arg-type]  # None and lists are what except is for
-    except (TypeError, ValueError) as error:
-        raise _Unreadable(f"{where}: {name!r} is {value!r}, not a number") from error
-    if not abs(number) < float("inf"):
-        raise _Unreadable(f"{where}: {name!r} is {value!r}, not a number")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _Unreadable(f"{where}: {name!r} is {_short(value)}, not a number") from error
+    if not abs(number) <= MAX_TIME:
+        raise _Unreadable(f"{where}: {name!r} is {_short(value)}, not a number that can be")
     return number
 
 
 def _whole(row: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
-    return int(_number(row, name, where, default))
+    number = int(_number(row, name, where, default))
+    if number > MAX_TOKENS:
+        raise _Unreadable(f"{where}: {name!r} is {_short(row.get(name))}, more tokens than can be")
+    return number
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:60]}…"
 
 
 def _moment(row: Mapping[str, Any], name: str, where: str) -> float:
@@ -253,6 +294,6 @@ def _moment(row: Mapping[str, Any], name: str, where: str) -> float:
     value = row.get(name)
     try:
         moment = datetime.fromisoformat(str(value))
-    except ValueError as error:
-        raise _Unreadable(f"{where}: {name!r} is {value!r}, not a moment") from error
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise _Unreadable(f"{where}: {name!r} is {_short(value)}, not a moment") from error

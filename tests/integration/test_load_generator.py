@@ -309,9 +309,10 @@ async def test_death_of_a_process_is_an_error_that_says_so_and_ends_the_others(
 
 async def test_interrupted_command_ends_its_processes(server: PlantedServer) -> None:
     code = (
-        "from loadtest.options import BenchServeOptions; from loadtest.serve import run_bench_serve; "
-        f"run_bench_serve(BenchServeOptions(port={server.port}, model='hanging', num_prompts=4, "
-        "num_workers=2))"
+        "import sys; from loadtest.options import BenchServeOptions; "
+        "from loadtest.serve import run_bench_serve; "
+        f"sys.exit(run_bench_serve(BenchServeOptions(port={server.port}, model='hanging', num_prompts=4, "
+        "num_workers=2)))"
     )
     command = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, stderr=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL
@@ -320,7 +321,7 @@ async def test_interrupted_command_ends_its_processes(server: PlantedServer) -> 
     workers = psutil.Process(command.pid).children()
     assert len(workers) == 2
     command.send_signal(signal.SIGINT)
-    assert await command.wait() != 0
+    assert await command.wait() == 130
     assert psutil.wait_procs(workers, timeout=10)[1] == []
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -14,6 +17,7 @@ from compose.cli import app
 from loadtest.knee.result import KneeResult, Status, write_result
 from loadtest.plan.measurement import Measurement, RateFigure, choose_tier, measure
 from loadtest.plan.plan import CapacityPlan, Target, make_plan
+from loadtest.plan.plan_table import plan_text
 from loadtest.plan.sizing import Headroom, Pooling, replicas_for, survives_loss
 from loadtest.plan.thresholds import thresholds_of
 from loadtest.plan.time_span import parse_time_span
@@ -93,6 +97,13 @@ def test_planning_starts_from_the_lower_end_of_the_interval() -> None:
     assert plan.utilisation == pytest.approx(140 / (11 * 17.5))
 
 
+def test_the_loss_of_one_and_the_utilisation_are_those_of_what_binds() -> None:
+    full_at_ten = measured(kv_usage=RateFigure([10.0], [0.9]))
+    plan = planned(full_at_ten, headroom=0.0, spare=0)
+    assert (plan.num_replicas, plan.utilisation, plan.survives_loss) == (14, pytest.approx(1.0), False)
+    assert planned(full_at_ten, headroom=0.0, spare=1).survives_loss
+
+
 def test_a_single_replica_gets_no_spare_unless_asked_and_fails_the_check() -> None:
     plan = planned(rate=10.0)
     assert (plan.num_replicas, plan.survives_loss) == (1, False)
@@ -151,11 +162,69 @@ def test_tokens_held_stand_in_for_a_server_that_hides_its_memory() -> None:
 
 
 def test_two_measured_replicas_change_how_many_are_needed() -> None:
-    two = measured(38.0, (35.0, 41.0))
-    plan = make_plan(Target(140.0), measured(), two_replicas=two)
+    two = measured(38.0, (37.9, 38.1))
+    plan = make_plan(Target(140.0), measured(20.0, (19.9, 20.1)), two_replicas=two)
     assert plan.pooling.of_two == pytest.approx(0.95)
-    # s = 1/19 and 14 is usable: R / (1 + (R - 1) / 19) >= 10 from R = 20 on.
-    assert plan.num_needed == 20
+    assert plan.num_needed == 16  # s = 1/19, 15.92 is usable: R / (1 + (R - 1) / 19) >= 8.794 from 15.5 on
+
+
+def test_pooling_that_may_as_well_be_whole_is_not_stretched_over_many_replicas() -> None:
+    two = measured(28.0, (26.5, 29.5))
+    plan = make_plan(Target(140.0), measured(15.0, (14.2, 15.7)), two_replicas=two)
+    assert plan.pooling_estimate is not None
+    assert plan.pooling_estimate.value == pytest.approx(28 / 30)
+    assert plan.pooling_estimate.low < 28 / 30 < 1 < plan.pooling_estimate.high
+    assert (plan.pooling.of_two, plan.num_needed) == (1.0, 13)  # 140 / 11.36 = 12.3
+    assert "which holds 100 %: taken as 100 %" in plan_text(plan)
+
+
+def test_pooling_beyond_what_a_shared_queue_gains_is_told_and_not_used() -> None:
+    two = measured(60.0, (59.0, 61.0))
+    plan = make_plan(Target(140.0), measured(20.0, (19.9, 20.1)), two_replicas=two)
+    assert plan.pooling.of_two == 1.1
+    assert "150% of twice" in plan.warnings[0]
+
+
+@pytest.mark.parametrize("rate", [float("inf"), 1e300, 1e9, 0.0, float("nan")])
+def test_a_load_without_sense_is_refused(rate: float) -> None:
+    with pytest.raises(ConfigError, match="at most 1,000,000") as error:
+        planned(rate=rate)
+    assert error.value.param == "--target-rps"
+
+
+def test_large_loads_are_planned_or_refused_at_once() -> None:
+    one = measured(kv_usage=RateFigure([10.0], [0.9]))
+    assert planned(one, rate=5e5).num_needed == 62_500
+    with pytest.raises(ConfigError, match="100,000 replicas"):
+        planned(one, rate=1e6)
+
+
+def test_memory_is_full_where_the_figure_first_passes_the_limit() -> None:
+    figure = RateFigure([10.0, 20.0, 30.0], [0.4, 0.8, 0.6])
+    assert figure.rate_reaching(0.2) == pytest.approx(5.0)  # in proportion
+    assert figure.rate_reaching(0.6) == pytest.approx(15.0)
+    assert figure.rate_reaching(0.9) == pytest.approx(45.0)
+    assert RateFigure([10.0], [0.0]).rate_reaching(0.9) == math.inf
+
+
+@pytest.mark.parametrize("kv_usage", [RateFigure([10.0], [0.9]), RateFigure([10.0], [0.4])])
+def test_each_sizing_follows_from_its_own_columns(kv_usage: RateFigure) -> None:
+    for one in planned(measured(kv_usage=kv_usage)).sizings:
+        assert one.demand is not None
+        assert one.per_replica is not None
+        assert one.num_replicas == math.ceil(one.demand / (one.per_replica * 0.8) - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kv_slope", "target"), [(0.4, {"output_tokens": 1000.0}), (0.9, {}), (0.4, {"prompt_tokens": 3000.0})]
+)
+def test_sensitivities_are_sized_by_all_that_the_plan_is(kv_slope: float, target: dict[str, float]) -> None:
+    plan = planned(measured(kv_usage=RateFigure([10.0], [kv_slope])), **target)
+    rows = {row.name: row for row in plan.sensitivities}
+    assert plan.binding != "rate"
+    assert rows["arrivals with CV 1"].num_replicas == plan.num_replicas
+    assert f"{plan.binding} binds" in rows["arrivals with CV 1"].remark
+    assert (rows["output +25%"].num_replicas or 0) >= plan.num_replicas
 
 
 def test_replicas_that_hinder_each_other_too_much_are_refused() -> None:
@@ -242,6 +311,16 @@ def test_nothing_is_planned_from_a_measurement_that_means_nothing(
     assert "WARNING" in capsys.readouterr().out
 
 
+def test_a_tier_is_planned_though_another_promise_cannot_be_kept(tmp_path: Path) -> None:
+    strict = msgspec.structs.replace(SLO, name="strict")
+    hopeless = tier_result(slo=strict, status="infeasible", slo_capacity=None, reasons=["900 ms alone"])
+    tiers = [hopeless, tier_result()]
+    file = written(tmp_path, knee_result(tiers, status="infeasible", reasons=["900 ms alone"]))
+    run("plan", file, "--target-rps", "14", "--tier", SLO.name, "--output-dir", str(tmp_path / "out"))
+    with pytest.raises(ConfigError, match="cannot be kept at any load: 900 ms alone"):
+        run("plan", file, "--target-rps", "14", "--tier", "strict")
+
+
 def test_an_unsettled_search_needs_an_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, knee_result([tier_result(status="unresolved", slo_capacity=None)]))
     with pytest.raises(ConfigError, match="without a capacity"):
@@ -262,6 +341,96 @@ def test_an_unsettled_search_needs_an_interval(tmp_path: Path, capsys: pytest.Ca
 def test_what_cannot_be_planned_is_told(tmp_path: Path, arguments: list[str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         run("plan", written(tmp_path, knee_result()), "--target-rps", "140", *arguments)
+
+
+@pytest.mark.parametrize("flags", [[], ["--force"]])
+@pytest.mark.parametrize(
+    "fields", [{"slo_capacity": None}, {"slo_capacity": None, "status": "infeasible"}, {"ci90": (0.0, 16.0)}]
+)
+def test_force_is_offered_only_where_it_helps(
+    tmp_path: Path, fields: dict[str, Any], flags: list[str]
+) -> None:
+    file = written(tmp_path, knee_result([tier_result(**fields)]))
+    with pytest.raises(ConfigError, match="nothing to plan from") as error:
+        run("plan", file, "--target-rps", "140", *flags)
+    assert "--force" not in str(error.value)
+
+
+def damaged_slo(result: KneeResult) -> None:
+    result.slo[0] = msgspec.structs.replace(result.slo[0], ttft_ms=0.0)
+
+
+def damaged_end(result: KneeResult) -> None:
+    result.probes[0].end_s = -3.0
+
+
+def damaged_token(result: KneeResult) -> None:
+    result.probes[0].requests[3].first_token_s = -1.0
+
+
+@pytest.mark.parametrize("command", ["plan", "report"])
+@pytest.mark.parametrize(
+    ("damage", "field"),
+    [
+        (damaged_slo, r"slo\[0\].ttft_ms is 0"),
+        (damaged_end, r"probes\[0\].end_s is -3"),
+        (damaged_token, r"probes\[0\].requests.first_token_s\[3\] is -1"),
+    ],
+)
+def test_figures_that_no_search_writes_are_named(
+    tmp_path: Path, command: str, damage: Callable[[KneeResult], None], field: str
+) -> None:
+    result = knee_result(probes=[simulated_probe(5.0, duration_s=10.0)])
+    damage(result)
+    more = ["--target-rps", "140", "--output-dir", str(tmp_path / "out")] if command == "plan" else []
+    with pytest.raises(ConfigError, match=field):
+        run(command, written(tmp_path, result), *more)
+
+
+def test_a_server_that_counts_no_tokens_is_planned_by_its_rate() -> None:
+    probe = simulated_probe(5.0, duration_s=10.0, reports=False)
+    for one in probe.requests:
+        one.num_output_tokens = 0
+    result = knee_result(probes=[probe])
+    plan = make_plan(Target(140.0, output_tokens=100.0), measure(result, result.tiers[0]))
+    assert plan.binding == "rate"
+    assert {one.resource: one.basis for one in plan.sizings}["output tokens"] == "not known"
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag"),
+    [
+        (["--alert-window", "1ms"], "--alert-window"),
+        (["--alert-for", "999ms"], "--alert-for"),
+        (["--deployment", "Engine_1"], "--deployment"),
+        (["--deployment", "a\nb"], "--deployment"),
+        (["--deployment", "-a"], "--deployment"),
+        (["--deployment", "a" * 254], "--deployment"),
+    ],
+)
+def test_what_clusters_and_prometheus_refuse_is_refused_before(
+    tmp_path: Path, flags: list[str], flag: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        run("plan", written(tmp_path, knee_result()), "--target-rps", "140", *flags)
+    assert error.value.param == flag
+
+
+def test_a_plan_does_not_replace_its_measurement(tmp_path: Path) -> None:
+    file = tmp_path / "capacity.json"
+    write_result(knee_result(), file)
+    before = file.read_bytes()
+    with pytest.raises(ConfigError, match="would be written over"):
+        run("plan", str(file), "--target-rps", "140", "--output-dir", str(tmp_path))
+    assert file.read_bytes() == before
+
+
+def test_what_a_file_says_does_not_break_out_of_a_comment(tmp_path: Path) -> None:
+    file = written(tmp_path, knee_result(started_at="now\ngroups: []\r\x85\u2028spec: 1"))
+    run("plan", file, "--target-rps", "140", "--output-dir", str(tmp_path / "out"))
+    text = (tmp_path / "out" / "headrace-alerts.yml").read_text()
+    assert text.splitlines()[0].startswith("# Made by")
+    assert "spec: 1" in text.splitlines()[0]
 
 
 def test_the_tier_of_an_arrival_law_is_chosen() -> None:

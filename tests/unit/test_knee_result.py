@@ -8,14 +8,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from loadtest.knee.options import KneeOptions
-from loadtest.knee.procedure import KneeSearch, SearchSettings
+from loadtest.knee.options import KneeOptions, budget_of
+from loadtest.knee.procedure import KneeSearch, SearchOutcome, SearchSettings
 from loadtest.knee.result import KneeResult, encode_result, read_result, write_result
-from loadtest.knee.run import EXIT_CODES, declared_hit_share, described_workload, result_of
+from loadtest.knee.run import (
+    EXIT_CODES,
+    _target,
+    declared_hit_share,
+    described_workload,
+    result_of,
+    write_files,
+)
 from loadtest.knee.simulated_prober import Faults, LengthLaw, SimulatedProber
 from loadtest.knee.slo import SloTier
 from loadtest.knee.text import text_of
@@ -140,19 +148,66 @@ def test_the_recorded_command_has_no_secrets() -> None:
     assert recorded_command_line(argv) == "headrace knee --key '***' --header '***' --slo ttft=1s '--key=***'"
 
 
+def test_a_password_in_a_url_is_sent_and_neither_recorded_nor_printed() -> None:
+    load = BenchServeOptions(base_url="http://me:word@host:1")
+    outcome = SearchOutcome(SearchSettings(), [])
+    told = result_of(outcome, KneeOptions(load), "small", 7, datetime(2026, 1, 2, tzinfo=UTC), [])
+    assert b"word" not in encode_result(told)
+    assert told.url == "http://host:1/v1/completions"
+    assert _target(load, "small").headers == {"Authorization": "Basic bWU6d29yZA=="}
+    argv = ["headrace", "knee", "--url", "http://me:word@host", "--url=http://me:word@host"]
+    assert recorded_command_line(argv) == "headrace knee --url http://host --url=http://host"
+
+
+def test_a_budget_has_minutes_and_hours() -> None:
+    assert [budget_of(text) for text in ("300", "300s", "5m", "1.5h")] == [300.0, 300.0, 300.0, 5400.0]
+
+
+def test_a_capacity_that_is_open_on_one_side_is_told_as_a_bound(result: KneeResult) -> None:
+    tier = msgspec.structs.replace(result.tiers[0], status="unresolved", open_side="above", feasible_max=9.5)
+    text = text_of(msgspec.structs.replace(result, tiers=[tier]))
+    assert "UNRESOLVED, so far more than 9.5 requests/s" in text
+    assert "% of saturation" not in text
+    tier = msgspec.structs.replace(tier, open_side="below", infeasible_min=3.5)
+    assert "so far less than 3.5 requests/s" in text_of(msgspec.structs.replace(result, tiers=[tier]))
+
+
+def test_a_file_that_cannot_be_written_does_not_take_the_other_with_it(
+    result: KneeResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "became a folder").mkdir()
+    options = KneeOptions(
+        BenchServeOptions(), json_file=tmp_path / "became a folder", report_file=tmp_path / "knee.html"
+    )
+    assert not write_files(result, options)
+    assert "error: --json: cannot write" in capsys.readouterr().err
+    assert (tmp_path / "knee.html").stat().st_size > 1000
+
+
 @pytest.mark.parametrize(
     ("arguments", "flag", "complaint"),
     [
         (["--budget", "5s"], "--budget", "at least 20s"),
-        (["--budget", "soon"], "--budget", "not a duration"),
+        (["--budget", "soon"], "--budget", "like 300s, 5m or 1h"),
+        (["--budget", "500ms"], "--budget", "at least 20s, got 0.5s"),
         (["--tolerance", "2"], "--tolerance", "between"),
         (["--attainment", "1"], "--attainment", "between"),
         (["--cv", "-1"], "--cv", "between"),
         (["--header", "odd"], "--header", "KEY=VALUE"),
-        (["--url", "ftp://host"], "--base-url", "http"),
+        (["--url", "ftp://host"], "--url", "http"),
+        (["--url", "http://[::1"], "--url", "not an http URL"),
+        (["--url", "http://h:abc"], "--url", "not an http URL"),
+        (["--url", "http://h:99999"], "--url", "not an http URL"),
+        (["--url", "http://me:word@h", "--key", "k"], "--url", "leave one out"),
+        (["--endpoint", "foo"], "--endpoint", "begins with /"),
+        (["--metrics-url", "http://h:99999/metrics"], "--metrics-url", "not an http URL"),
+        (["--model", "m", "--url", "http://127.0.0.1:1"], "--url", "cannot reach"),
         (["--dataset-name", "azure", "--dataset-path", "x"], "--dataset-name", "times of its own"),
         (["--max-concurrency", "1"], "--max-concurrency", "at least 2"),
         (["--json", "/no/such/folder/x.json"], "--json", "no folder"),
+        (["--json", "/"], "--json", "is a folder"),
+        (["--report", "/"], "--report", "is a folder"),
+        (["--json", "x.json", "--report", "./x.json"], "--report", "same file"),
     ],
 )
 def test_flags_that_cannot_work_are_named_before_anything_is_sent(

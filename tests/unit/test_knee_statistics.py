@@ -22,7 +22,7 @@ from loadtest.knee.guards import (
 )
 from loadtest.knee.observations import Blocks, blocks_of
 from loadtest.knee.probe import Probe, ProbedRequest, ServerSample
-from loadtest.knee.prober import ClosedLoopPlan, OpenLoopPlan
+from loadtest.knee.prober import ClientCheck, ClosedLoopPlan, OpenLoopPlan
 from loadtest.knee.queue_twin import QueueTwin, WorkWeights, queue_waits
 from loadtest.knee.saturation import completion_slope, slots_in_use
 from loadtest.knee.seen_lengths import Lengths
@@ -32,7 +32,7 @@ from loadtest.knee.slo import SloTier
 from loadtest.knee.steady import is_steady
 from loadtest.knee.step_costs import StepCosts, fit_step_costs
 from loadtest.knee.twin import fit_twin, twin_data
-from loadtest.knee.validity import lag_limit_s, late_percentile, little_error
+from loadtest.knee.validity import check_validity, lag_limit_s, late_percentile, little_error
 from loadtest.simulator.batching_model import BatchingParameters
 from tests.planted_knee import model_latencies
 
@@ -369,3 +369,15 @@ def test_the_generator_may_be_later_where_promises_are_longer(
     tiers: tuple[SloTier, ...], limit_s: float
 ) -> None:
     assert lag_limit_s(tiers) == pytest.approx(limit_s)
+
+
+def test_requests_that_a_server_refused_were_sent_by_the_generator() -> None:
+    rows = [request(0.1 * index, failed=True) for index in range(100)]
+    for row in rows:
+        row.sent_s, row.end_s = None, row.due_s + 0.001
+    refused = probe_of(rows, 10.0, rate=10.0, cv=0.0)
+    checks = {check.check: check for check in check_validity([refused], (), 0.0, None)}
+    assert checks["delivered_rate"].passed
+    assert not checks["error_share"].passed
+    alone = ClientCheck(30.0, 30.0, 0.0, refused_share=1.0)
+    assert [check.passed for check in check_validity([], (), 0.0, alone)] == [False]

@@ -6,7 +6,13 @@ import time
 
 import pytest
 
-from loadtest.client_check import HELD_BACK, check_client, client_bound_reasons, is_client_bound
+from loadtest.client_check import (
+    HELD_BACK,
+    check_client,
+    client_bound_reasons,
+    is_client_bound,
+    other_broken_reasons,
+)
 from loadtest.datasets.prompt import Prompt
 from loadtest.generator import OpenLoop, generate_load
 from loadtest.generator_samples import CollectorPause, GeneratorSamples
@@ -91,6 +97,20 @@ def test_sockets_that_ran_out_here_are_no_failure_of_the_server() -> None:
     checks = check_client(records, [FINE])
     assert failed(checks) == ["client_failures"]
     assert "Too many open files" in client_bound_reasons(checks)[0]
+
+
+def test_server_that_differs_from_what_was_declared_is_not_client_bound() -> None:
+    unlike = ValidityCheck(check="prefix_hit_share", passed=False, value=0.9, limit=0.1, reason="other hits")
+    checks = [*check_client(records_with(), [FINE]), unlike]
+    assert not is_client_bound(checks)
+    assert other_broken_reasons(checks) == ["other hits"]
+
+
+def test_processor_time_of_a_few_milliseconds_is_no_share() -> None:
+    checks = check_client(records_with(), [GeneratorSamples(cpu_s=0.006, wall_s=0.006)])
+    assert not is_client_bound(checks)
+    told = next(check for check in checks if check.check == "cpu_share")
+    assert (told.value, told.reason) == (None, "the run was too short to sample it")
 
 
 async def test_generator_without_processor_time_says_so() -> None:

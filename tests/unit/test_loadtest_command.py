@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -15,7 +20,11 @@ from typer.testing import CliRunner, Result
 
 import loadtest.serve
 from loadtest.options import BenchServeOptions
+from loadtest.request_record import RequestRecord
+from loadtest.serve import length_notes, run_bench_serve
 from loadtest.serve_command import RunningStack, StackStarter, recorded_command_line, register
+from loadtest.server_metrics import ServerMetrics
+from loadtest.workload import build_workload
 from shared.errors import ConfigError
 
 
@@ -155,6 +164,17 @@ def test_sweep_fits_the_number_of_prompts_to_each_concurrency(seen: list[BenchSe
         ("--trace-time-scale nan", "--trace-time-scale"),
         ("--num-workers 0", "--num-workers"),
         ("--max-turns 1", "--max-turns"),
+        ("--num-workers 100000", "--num-workers"),
+        ("--endpoint foo", "--endpoint"),
+        ("--base-url http://h:abc", "--base-url"),
+        ("--base-url http://[::1", "--base-url"),
+        ("--base-url http://h:99999", "--base-url"),
+        ("--port 99999", "--port"),
+        ("--base-url http://a:b@h --api-key k", "--base-url"),
+        ("--base-url http://a:b@h --header authorization=x", "--base-url"),
+        ("--label ../zz", "--label"),
+        ("--result-filename=", "--result-filename"),
+        ("--percentile-metrics ,", "--percentile-metrics"),
     ],
 )
 def test_wrong_value_names_its_flag_and_exits_with_2(
@@ -195,6 +215,79 @@ def test_secrets_are_struck_out_of_the_recorded_command_and_of_the_options() -> 
     assert "s3" not in repr(BenchServeOptions(api_key="s3", headers={"Authorization": "s3"}))
 
 
+def test_password_in_the_url_is_sent_as_a_header_and_shown_nowhere() -> None:
+    options = BenchServeOptions(base_url="http://me:s%403@h:1/")
+    options.check()
+    assert options.authorization_headers == {"Authorization": "Basic bWU6c0Az"}
+    assert options.url == "http://h:1/v1/completions"
+    assert options.metrics_page == "http://h:1/metrics"
+    metrics = ServerMetrics("http://me:s3@h:1", {"authorization": "Bearer k"})
+    shown = [repr(options), metrics.url, recorded_command_line(["h", "--base-url", "http://me:s3@h:1"])]
+    assert shown[2] == "h --base-url http://h:1"
+    assert not [text for text in shown if "me:" in text]
+    with pytest.raises(ConfigError) as raised:
+        BenchServeOptions(base_url="http://me:s/3@h").check()
+    assert raised.value.message == "'http://h' is not an http URL"
+
+
+@pytest.mark.parametrize(
+    ("given", "flag"),
+    [
+        ({"result_dir": Path("/proc/x")}, "--result-dir"),
+        ({"result_filename": "."}, "--result-filename"),
+        ({"result_filename": "n" * 300}, "--result-filename"),
+    ],
+)
+def test_results_that_cannot_be_written_are_refused_before_the_load(
+    tmp_path: Path, given: dict[str, Any], flag: str
+) -> None:
+    options = BenchServeOptions(**{"save_result": True, "result_dir": tmp_path, "port": 9, **given})
+    with pytest.raises(ConfigError) as raised:
+        run_bench_serve(options)
+    assert raised.value.param == flag
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_run_says_how_many_had_ended_and_ends_with_130(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Against a socket that takes connections and never answers; its first one brings the Ctrl-C."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def interrupt_at_first_connection() -> None:
+            connection, _ = server.accept()
+            held.append(connection)
+            connection.recv(1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        held: list[socket.socket] = []  # closed, it would end the request
+        waiting = threading.Thread(target=interrupt_at_first_connection)
+        waiting.start()
+        options = BenchServeOptions(
+            port=server.getsockname()[1], model="m", num_prompts=3, max_concurrency=1, scrapes_metrics=False,
+            save_result=True, result_dir=tmp_path,
+        )  # fmt: skip
+        assert run_bench_serve(options) == 130
+        waiting.join()
+        held[0].close()
+    assert "interrupted: 0 of 3 requests had ended; nothing was saved" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interruption_before_the_load_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(given: BenchServeOptions) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loadtest.serve, "run_bench_serve", interrupted)
+    result = call()
+    assert result.exit_code == 130
+    assert "interrupted: no load was under way" in result.output
+
+
+def test_help_of_tenants_names_their_tables() -> None:
+    assert "tables `tenants`" in " ".join(call("--help").output.replace("│", " ").split())
+
+
 def test_building_the_command_line_imports_neither_aiohttp_nor_numpy() -> None:
     code = "import sys, loadtest.serve_command; print({'aiohttp', 'numpy', 'uvloop'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -205,3 +298,16 @@ def test_options_are_checked_by_themselves() -> None:
     with pytest.raises(ConfigError) as raised:
         BenchServeOptions(num_prompts=0).check()
     assert raised.value.param == "--num-prompts"
+
+
+@pytest.mark.parametrize(("num_tokens", "num_notes"), [(5, 0), (30, 1)])
+def test_prompts_of_words_that_the_server_counts_otherwise_are_told(num_tokens: int, num_notes: int) -> None:
+    options = BenchServeOptions(backend="openai-chat", random_input_len=5, random_num_turns=2)
+    items = build_workload(options, 1, (1,)).items
+    records = [
+        RequestRecord(0, 4, 0, conversation=0, num_prompt_tokens=num_tokens),
+        RequestRecord(1, 4, 0, conversation=0, turn=1, num_prompt_tokens=900),
+    ]
+    notes = length_notes(options, items, records)
+    assert len(notes) == num_notes
+    assert not notes or "30 tokens for the first turn of a conversation on average, where 5" in notes[0]

@@ -88,7 +88,7 @@ def test_equal_searches_show_no_difference() -> None:
     assert made.verdict[0].startswith(
         "No difference shows in the capacity of interactive: 15 and 15.4 requests/s"
     )
-    assert "they agree within their intervals" in made.verdict[0]
+    assert made.verdict[0].endswith("which holds 1.")
 
 
 def test_a_larger_capacity_is_told_with_its_ratio() -> None:
@@ -96,7 +96,23 @@ def test_a_larger_capacity_is_told_with_its_ratio() -> None:
     capacity = named(made, "capacity of interactive")
     assert (capacity.verdict, capacity.difference, capacity.ratio) == ("more", 5.0, pytest.approx(4 / 3))
     assert "33.3 % higher in B" in made.verdict[0]
-    assert "their intervals do not meet" in made.verdict[0]
+    assert made.verdict[0].endswith("which does not hold 1.")
+
+
+def test_a_difference_is_told_by_the_interval_of_the_ratio_alone() -> None:
+    made = compare_searches(search(15.0, (14.3, 15.7)), search(13.8, (13.1, 14.5)))  # the intervals meet
+    assert named(made, "capacity of interactive").verdict == "less"
+    assert "8.0 % lower in B" in made.verdict[0]
+    assert "agree" not in made.verdict[0]
+
+
+@pytest.mark.parametrize("rate", [0.0, -3.0, math.inf, math.nan])
+def test_a_capacity_that_no_search_finds_is_not_compared(rate: float) -> None:
+    other = search()
+    assert other.tiers[0].slo_capacity is not None
+    other.tiers[0].slo_capacity.rate = rate
+    with pytest.raises(ConfigError, match="file of B is not to be read: the capacity of 'interactive'"):
+        compare_searches(search(), other, force=True)
 
 
 def test_a_missing_capacity_is_no_difference() -> None:
@@ -207,6 +223,15 @@ def test_the_command_prints_a_verdict_first_and_ends_with_zero(
     document = json.loads(capsys.readouterr().out)
     assert document["differences"][0]["verdict"] == "more"
     assert document["verdict"][0].startswith("The capacity")
+
+
+def test_a_ratio_that_there_is_none_of_is_a_dash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = run_file(tmp_path, "a.json", request_goodput=0.0)
+    run = ["compare", str(a), str(run_file(tmp_path, "b.json", request_goodput=1.0))]
+    app(run, standalone_mode=False)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("goodput"))
+    assert "nan" not in line
+    assert line.split()[-2:] == ["–", "–"]
 
 
 def test_infinity_is_valid_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

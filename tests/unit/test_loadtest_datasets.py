@@ -12,7 +12,7 @@ import pytest
 from loadtest.datasets.custom import custom_items
 from loadtest.datasets.lengths import Lengths
 from loadtest.datasets.prefix_repetition import PrefixRepetition, prefix_repetition_prompts
-from loadtest.datasets.prompt import Conversation, Prompt, Turn, num_requests
+from loadtest.datasets.prompt import Conversation, Prompt, Turn, num_distinct_requests, num_requests
 from loadtest.datasets.sharegpt import read_sharegpt, sharegpt_items
 from loadtest.datasets.tenants import read_tenants, with_tenants
 from loadtest.datasets.text_slices import TOKENS_PER_WORD, text_slice_prompts
@@ -215,4 +215,45 @@ def test_random_conversations_have_their_turns_and_a_common_system_prompt() -> N
     workload = build_workload(options, 4, (1,))
     assert workload.num_requests == 12
     assert len({item.system for item in workload.items if isinstance(item, Conversation)}) == 1
-    assert workload.num_distinct == 4
+    assert workload.num_distinct == 12
+
+
+def test_repeated_conversations_are_not_distinct_but_their_turns_are() -> None:
+    talk = Conversation((Turn("go on", 1), Turn("go on", 1)))
+    assert num_distinct_requests([talk, talk, Prompt([1], 1), Prompt([1], 1)]) == 3
+
+
+@pytest.mark.parametrize("entry", ["[" * 100_000, '{"conversations": ' + "7" * 5_000 + "}"])
+def test_sharegpt_entry_that_cannot_be_read_names_the_file_and_the_entry(tmp_path: Path, entry: str) -> None:
+    path = tmp_path / "f.json"
+    path.write_text('[{"conversations": []}, ' + entry)
+    with pytest.raises(ConfigError, match=r"f\.json, entry 2"):
+        read_sharegpt(path)
+
+
+def test_custom_line_nested_too_deep_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "f.jsonl"
+    path.write_text('{"more": ' + "[" * 100_000)
+    with pytest.raises(ConfigError, match="line 1"):
+        custom_items(path, 1, 4, takes_ids=False)
+
+
+def test_byte_order_mark_is_no_part_of_a_data_set(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text('{"prompt": "one"}', encoding="utf-8-sig")
+    assert custom_items(path, 1, 4, takes_ids=False) == [Prompt("one", 4)]
+    turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    path.write_text(json.dumps([{"conversations": turns}]), encoding="utf-8-sig")
+    assert len(read_sharegpt(path)) == 1
+    path.write_text('[[tenants]]\nname = "a"\n', encoding="utf-8-sig")
+    assert read_tenants(path)[0].name == "a"
+    path.write_text("word", encoding="utf-8-sig")
+    prompts = text_slice_prompts(path, 1, Lengths(1), Lengths(1), seed=1, nonce=[1])
+    assert prompts[0].content == "word"
+
+
+def test_tenant_weights_without_a_sum_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text('[[tenants]]\nname = "a"\nweight = 1e308\n[[tenants]]\nname = "b"\nweight = 1e308\n')
+    with pytest.raises(ConfigError, match=r"t\.toml: the weights"):
+        read_tenants(path)

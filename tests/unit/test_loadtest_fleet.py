@@ -6,7 +6,7 @@ import pytest
 
 from loadtest.client import Target
 from loadtest.datasets.prompt import Conversation, Item, Prompt, Turn
-from loadtest.fleet import deal
+from loadtest.fleet import deal, num_shares
 from loadtest.generator import ClosedLoop, OpenLoop
 
 TARGET = Target("http://127.0.0.1:1/v1/completions", "openai", "m")
@@ -36,6 +36,11 @@ def test_concurrency_is_divided_and_nobody_gets_none(
     assert [job.schedule for job in jobs] == [ClosedLoop(share) for share in shares]
     capped = deal(TARGET, ITEMS, OpenLoop([0] * 7, concurrency), num_workers)
     assert [job.concurrency for job in capped] == shares
+
+
+def test_there_are_no_more_processes_than_requests_at_once() -> None:
+    assert num_shares(ITEMS[:3], OpenLoop([0] * 3), 8) == 3
+    assert num_shares(ITEMS, ClosedLoop(2), 8) == 2
 
 
 def test_there_are_no_more_jobs_than_items() -> None:

@@ -18,6 +18,7 @@ import pytest
 from compose.cli import app
 from loadtest.knee.probe import Probe, ProbedRequest
 from loadtest.knee.result import ShapeKnee, SloRow, write_result
+from loadtest.report.bench_html import run_sentence
 from loadtest.report.bench_result import read_bench_file
 from loadtest.report.chart import duration
 from loadtest.report.html import knee_page, write_html
@@ -26,7 +27,7 @@ from loadtest.report.latency_shares import LatencySample, share_chart
 from loadtest.report.rate_curves import rate_points
 from loadtest.report.theme import DARK, LIGHT, PAGE
 from loadtest.report.timeline import timeline_chart
-from loadtest.report.words import verdict
+from loadtest.report.words import headline, is_broken, share_text, verdict
 from loadtest.report.worst_requests import check_trace_url, worst_requests
 from loadtest.validity import ValidityCheck
 from shared.errors import ConfigError
@@ -186,6 +187,14 @@ def test_a_promise_that_no_load_keeps_is_called_so() -> None:
     tier = tier_result(slo_capacity=None, status="infeasible", reasons=["TTFT is 900 ms alone"])
     assert "cannot be kept at any load" in verdict(knee_result([tier]))[0]
     assert "TTFT is 900 ms alone." in verdict(knee_result([tier]))[0]
+
+
+def test_one_promise_that_cannot_be_kept_does_not_speak_for_the_others() -> None:
+    strict = tier_result(slo=replace_slo(SLO, name="strict"), slo_capacity=None, status="infeasible")
+    both = knee_result([strict, tier_result()])
+    assert headline(both) == "The latency knee of chat: strict cannot be kept; interactive settled"
+    assert not is_broken(both)
+    assert is_broken(knee_result([strict]))
 
 
 def test_failures_reach_into_the_percentiles() -> None:
@@ -400,6 +409,50 @@ def test_a_file_that_is_no_result_is_told_apart(tmp_path: Path, content: str, re
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(ConfigError, match=re.escape(reason)):
         app(["report", str(tmp_path / "x.json")], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("completed", "3"),
+        ("failed", "no"),
+        ("completed", -1),
+        ("completed", 1.5),
+        ("request_rate", -1.0),
+        ("burstiness", -1.0),
+    ],
+)
+def test_counts_that_are_none_are_told(tmp_path: Path, key: str, value: Any) -> None:
+    file = written(tmp_path, "x.json", bench_values(2.0, detailed=True) | {key: value})
+    with pytest.raises(ConfigError, match=f"not a whole result of `bench serve`.*{key}"):
+        read_bench_file(file)
+
+
+def test_the_page_does_not_replace_the_measurement(tmp_path: Path) -> None:
+    file = written(tmp_path, "x.json", bench_values(2.0, detailed=True))
+    before = file.read_bytes()
+    with pytest.raises(ConfigError, match="is the measurement itself") as error:
+        app(["report", str(file), "--html", str(tmp_path / "." / "x.json")], standalone_mode=False)
+    assert error.value.param == "--html"
+    assert file.read_bytes() == before
+
+
+def test_a_replay_is_called_one(tmp_path: Path) -> None:
+    workload = {"self_timed": True, "dataset_path": "day.jsonl", "trace_time_scale": 0.5}
+    values = bench_values("inf", detailed=True)
+    values["headrace"] = {"workload": workload, "delivered_request_rate": 10.01}
+    (run,) = read_bench_file(written(tmp_path, "x.json", values))
+    assert run_sentence(run).startswith(
+        "replay of day.jsonl, its times scaled by 0.5, 10.01/s sent: 3 requests"
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(1.0, "100 %"), (0.996, "99.6 %"), (0.25, "25 %"), (0.0123, "1.2 %"), (0.0, "0 %"), (0.0999, "10 %")],
+)
+def test_shares_are_written_without_powers_of_ten(share: float, words: str) -> None:
+    assert share_text(share) == words
 
 
 def test_searches_are_shown_one_at_a_time(tmp_path: Path) -> None:

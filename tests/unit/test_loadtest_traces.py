@@ -215,3 +215,56 @@ def test_chat_is_replayed_in_words_and_long_requests_can_be_cut(tmp_path: Path) 
     assert workload.offsets_ns == [0, 3 * 10**8]
     assert not options.self_timed
     assert options.is_self_timed
+
+
+def otlp(*attributes: Any, start: Any = "1700000000000000000") -> str:
+    span = {"spanId": "a", "startTimeUnixNano": start, "attributes": list(attributes)}
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]})
+
+
+def attribute(name: str, value: Any) -> dict[str, Any]:
+    return {"key": name, "value": {"stringValue": value}}
+
+
+COUNTS = (attribute("gen_ai.usage.input_tokens", "3"), attribute("gen_ai.usage.output_tokens", "2"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("otel", otlp(COUNTS[0], attribute("gen_ai.usage.output_tokens", "abc")), "span 1"),
+        ("otel", otlp({"key": "x", "value": "y"}), "span 1, attribute 1"),
+        ("otel", otlp(5), "span 1, attribute 1"),
+        ("otel", '{"resourceSpans": [{"scopeSpans": [{"spans": [5]}]}]}', "span 1"),
+        ("otel", otlp(*COUNTS, start="noon"), "span 1"),
+        ("otel", otlp(*COUNTS, attribute("headrace.cached_tokens", "x")), "span 1"),
+        ("azure", AZURE + "2023-11-16 18:17:04," + "7" * 140_000 + ",3\n", "line 4"),
+        ("timed_trace", '{"timestamp": ' + "7" * 5_000 + "}", "line 1"),
+        ("timed_trace", '{"timestamp": ' + "7" * 400 + "}", "line 1"),
+        ("timed_trace", "[" * 100_000, "line 1"),
+        ("otel", "[" * 100_000, "line 1"),
+        ("timed_trace", '{"timestamp": 0, "input_length": 1e18, "output_length": 1}', "line 1"),
+    ],
+)
+def test_wrong_types_and_sizes_name_the_file_and_the_place(
+    tmp_path: Path, name: str, text: str, place: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read(tmp_path, name, text)
+    assert f"{tmp_path / 'trace'}: " in raised.value.message
+    assert place in raised.value.message
+    assert len(raised.value.message) < 400
+
+
+def test_spans_with_counts_as_text_are_read(tmp_path: Path) -> None:
+    found = read(tmp_path, "otel", otlp(*COUNTS))
+    assert found == [TraceRequest(1_700_000_000.0, 3, 2)]
+
+
+def test_requests_that_are_left_out_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text(BURSTGPT)
+    notes: list[str] = []
+    assert len(read_trace(path, "burstgpt", notes=notes)) == 2
+    assert len(notes) == 1
+    assert "1 of 3 requests are left out" in notes[0]
